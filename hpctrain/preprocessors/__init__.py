@@ -1,7 +1,7 @@
-"""Columns made ready for a model: fitted on all ranks at once, carried in the checkpoint.
+"""Preprocessors: they prepare columns for a model, and are stored in its checkpoints.
 
-A preprocessor learns in one pass over the rows, of which each rank sees its own; what the ranks
-have found out meets in one MPI reduction. It is then applied batch by batch, to data and in
+A preprocessor learns in one pass over the rows, in which each rank reads its part; one MPI
+reduction merges the statistics of all ranks. It is then applied batch by batch, to datasets and in
 prediction.
 """
 

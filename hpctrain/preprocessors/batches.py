@@ -1,4 +1,4 @@
-"""Columns of a batch in any format, and batches of a dataset in any form."""
+"""Columns of a batch in any format, and batches of any kind of dataset."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 NumpyBatch: TypeAlias = dict[str, Array]
 Batch: TypeAlias = "NumpyBatch | pandas.DataFrame | pyarrow.Table"
 Rows: TypeAlias = Callable[[], Iterator[NumpyBatch]]
-"""Returns the batches of a shard from its beginning at each call."""
+"""Each call returns the batches of a shard from its beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Categories:
-    """A column whose values are some of a few categories."""
+    """A column of categories."""
 
     codes: Array
-    """Which category each row has, from 0; -1 for none."""
+    """Index of each row's category; -1 for none."""
     categories: Sequence[Any]
     ordered: bool = False
 
     def to_numpy(self) -> Array:
         """Return the values themselves, None where there is no category. Not collective.
 
-        The type of the array has the categories, as in a Dataset.
+        The type of the array keeps the categories, as in a Dataset.
         """
         values = np.empty(len(self.categories) + 1, dtype=object)
         values[:-1] = list(self.categories)
@@ -66,7 +66,7 @@ class Categories:
 
 
 FIT_BATCH_ROWS = 65536
-"""Rows that are read at once for statistics, at most."""
+"""Most rows that are read at once for statistics."""
 _FIT_BATCH_BYTES = 2**26
 
 
@@ -78,7 +78,7 @@ def format_of(batch: object) -> BatchFormat:
     Raises
     ------
     ConfigError
-        If it is none.
+        If it is not a batch.
     """
     if isinstance(batch, Mapping):
         return "numpy"
@@ -113,8 +113,8 @@ def column_of(batch: Any, name: str) -> Array:
     names = names_of(batch)
     if name not in names:
         raise ConfigError(
-            f"column {name!r} is missing. There is {', '.join(map(repr, names)) or 'none'}: name "
-            f"one of these, or make it with a preprocessor that comes before."
+            f"column {name!r} is missing. The batch has {', '.join(map(repr, names)) or 'none'}: "
+            f"name one of these, or make the column with an earlier preprocessor."
         )
     form = format_of(batch)
     if form == "numpy":
@@ -140,7 +140,7 @@ def replace_columns(batch: Any, columns: Mapping[str, Any], *, dropped: Sequence
         kept = {name: array for name, array in batch.items() if name not in gone}
         return {**kept, **{name: _to_numpy(column) for name, column in columns.items()}}
     if form == "pandas":
-        # Assigned one by one, each of many columns would create its own block, and a warning.
+        # Assigned one by one, each column would create its own block in pandas, and then a warning.
         kept = batch.drop(columns=gone)
         made = {name: _to_series(column, kept.index) for name, column in columns.items()}
         return kept.assign(**made)
@@ -155,7 +155,7 @@ def replace_columns(batch: Any, columns: Mapping[str, Any], *, dropped: Sequence
 
 
 def to_format(batch: Any, form: BatchFormat) -> Any:
-    """Return a batch in another format; itself if it has that. Not collective."""
+    """Return a batch in another format; itself if it has that format. Not collective."""
     if format_of(batch) == form:
         return batch
     return formats.to_format({name: column_of(batch, name) for name in names_of(batch)}, form)
@@ -188,7 +188,7 @@ def rows_of(dataset: Any, columns: Sequence[str] | None) -> Rows:
         A Dataset or a DataIterator, a dict of arrays, a pandas DataFrame, an Arrow table, or a list
         of such batches.
     columns
-        Columns that are wanted; None: all.
+        Columns to read; None is all.
 
     Raises
     ------
@@ -234,7 +234,7 @@ def _is_batch(value: object) -> bool:
 
 
 def _is_a(value: object, module: str, name: str) -> bool:
-    """Return whether a value is of a class of a module that is imported already."""
+    """Return whether a value is an instance of a class, without importing the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
@@ -263,7 +263,7 @@ def _to_arrow(column: Any) -> Any:
 
 
 def slices_of(batch: Any, num_rows_each: int | None) -> list[Any]:
-    """Return parts of a batch with so many rows at most, at least one part. Not collective."""
+    """Return parts of a batch with at most this many rows; at least one part. Not collective."""
     total = num_rows(batch)
     if num_rows_each is None or total <= num_rows_each:
         return [batch]

@@ -1,4 +1,4 @@
-"""Values of columns that are names for things rather than numbers."""
+"""Categorical values of columns."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hpctrain.preprocessors.batches import Array
 
 _TIMES = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
-# Of which nearly all columns are.
+# The types of nearly all columns.
 _PLAIN = frozenset((str, int, float, bool))
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value stands for none: None, NaN, NaT. Not collective."""
+    """Return whether a value is missing: None, NaN or NaT. Not collective."""
     return value is None or (not isinstance(value, (str, bytes, list, tuple)) and value != value)
 
 
 def is_list(value: Any) -> bool:
-    """Return whether a value holds several. Not collective."""
+    """Return whether a value is a list, a set or an array. Not collective."""
     return isinstance(value, (list, tuple, set, frozenset, np.ndarray))
 
 
 def elements_of(values: Array) -> list[Any]:
-    """Return the values of a column as Python's own, lists as tuples, times as NumPy's.
+    """Return the values of a column as Python's types, lists as tuples, times as NumPy's types.
 
     Not collective.
     """
@@ -39,7 +39,7 @@ def elements_of(values: Array) -> list[Any]:
 
 
 def count_elements(values: Array) -> Counter[Any]:
-    """Return how often each value of a column occurs, as Python's own. Not collective."""
+    """Return how often each value of a column occurs, as Python's types. Not collective."""
     if values.ndim > 1:
         return Counter(elements_of(values))
     if values.dtype.kind in "biuf":
@@ -48,7 +48,7 @@ def count_elements(values: Array) -> Counter[Any]:
     if values.dtype.kind in "Mm":
         return Counter(elements_of(values))
     try:
-        # Most columns of objects hold texts, and counting these is quicker than looking at each.
+        # Most columns of objects hold texts, and counting them is faster than checking each.
         counted = Counter(values.tolist())
     except TypeError:
         return Counter(elements_of(values))
@@ -59,7 +59,7 @@ def count_elements(values: Array) -> Counter[Any]:
 
 
 def count_in_lists(values: Array) -> Counter[Any]:
-    """Return how often each value occurs in the lists of a column, and out of lists.
+    """Return how often each value occurs in the lists of a column, or outside of lists.
 
     Not collective.
     """
@@ -72,7 +72,7 @@ def count_in_lists(values: Array) -> Counter[Any]:
 
 
 def elements_in_lists(values: Array) -> list[Any]:
-    """Return the elements of the lists in a column, and values that are in none.
+    """Return the elements of the lists in a column, and values outside of lists.
 
     Not collective.
     """
@@ -86,7 +86,7 @@ def elements_in_lists(values: Array) -> list[Any]:
 
 
 def hashable(value: Any) -> Any:
-    """Return a value in a form that a dictionary takes. Not collective."""
+    """Return a value in a form that can be a key. Not collective."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, _TIMES):
@@ -96,15 +96,15 @@ def hashable(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (set, frozenset)):
-        # In an order of their own, which is another one in each process.
+        # Each process iterates over a set in another order.
         value = in_order(map(hashable, value))
     return tuple(hashable(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """Return values sorted; of unlike types numbers first, then by the name of the type.
+    """Return values sorted; if types differ, numbers come first, then by the name of the type.
 
-    Not collective. The order is the same on every rank, independently of the order of reading.
+    Not collective. The order is the same on every rank, whatever the order of reading.
     """
     values = list(values)
     try:
@@ -122,7 +122,7 @@ def _place_among_types(value: Any) -> tuple[str, float, str]:
 
 
 def most_frequent(counts: Mapping[Any, int], limit: int | None) -> list[Any]:
-    """Return the values that occur most often, of equal ones the first in order; None: all.
+    """Return the most frequent values, ties in sorted order; a limit of None returns all.
 
     Not collective.
     """
@@ -130,7 +130,7 @@ def most_frequent(counts: Mapping[Any, int], limit: int | None) -> list[Any]:
 
 
 def codes_of(values: Array, codes: Mapping[Any, int]) -> Array:
-    """Return the code of each row's value, -1 for one that has none. Not collective."""
+    """Return the code of each row's value, -1 for a value without a code. Not collective."""
     if values.dtype.kind in "biuf" and values.ndim == 1:
         distinct, inverse = np.unique(values, return_inverse=True)
         known = [codes.get(value, -1) for value in distinct.tolist()]
@@ -145,10 +145,10 @@ def codes_of(values: Array, codes: Mapping[Any, int]) -> Array:
             plain = values.tolist()
             found = np.array([codes.get(value, -1) for value in plain], dtype=np.int64)
             for row in np.flatnonzero(found < 0):
-                # Sets stand in the dictionary as tuples, and times as NumPy's own.
+                # The dictionary has sets as tuples, and times as NumPy's.
                 found[row] = codes.get(hashable(plain[row]), -1)
             return found
         except TypeError:
-            # Lists, which have no place in a dictionary.
+            # Lists, which are not hashable.
             pass
     return np.array([codes.get(value, -1) for value in elements_of(values)], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""`Chain` and `BatchMapper`: preprocessors after each other, and a function as one."""
+"""`Chain` and `BatchMapper`: preprocessors in sequence, and a function as a preprocessor."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from hpctrain.world import Communicator, SerialComm
 class Chain(Preprocessor):
     """Applies preprocessors one after the other.
 
-    Each is fitted on what those before it make of the data, which is read once for each that learns
-    something.
+    Each is fitted on the output of those before it. The data is read once for each preprocessor
+    that is fitted.
 
     Parameters
     ----------
     *preprocessors
-        In the order in which they are applied.
+        Preprocessors, in the order in which they are applied.
     """
 
     def __init__(self, *preprocessors: Preprocessor) -> None:
         for preprocessor in preprocessors:
             if not isinstance(preprocessor, Preprocessor):
                 raise ConfigError(
-                    f"Chain(...) holds {preprocessor!r}, which is no Preprocessor. Wrap a "
+                    f"Chain(...) holds {preprocessor!r}, which is not a Preprocessor. Wrap a "
                     f"scikit-learn transformer in SklearnPreprocessor, a function in BatchMapper."
                 )
         self.preprocessors = preprocessors
@@ -57,11 +57,11 @@ class Chain(Preprocessor):
         return any(preprocessor.has_stats() for preprocessor in self.preprocessors)
 
     def get_input_columns(self) -> list[str]:
-        """Return the columns that are read before one makes them. Not collective."""
+        """Return the columns that the dataset must have. Not collective."""
         return self._needed([p.get_input_columns() for p in self.preprocessors])
 
     def _needed(self, inputs: Sequence[Sequence[str]]) -> list[str]:
-        """Return the columns that come from outside, given those that each preprocessor reads."""
+        """Return the input columns that no earlier preprocessor makes."""
         made: set[str] = set()
         needed: dict[str, None] = {}
         for preprocessor, names in zip(self.preprocessors, inputs, strict=True):
@@ -128,12 +128,13 @@ class BatchMapper(Preprocessor):
     Parameters
     ----------
     fn
-        Receives a batch and returns one. It must not depend on how rows are divided into batches.
+        Takes a batch and returns one. The result must not depend on how rows are split into
+        batches.
     batch_format
-        What it is given: ``"numpy"``, a dict of arrays, or a bare array where a predictor is given
-        one; ``"pandas"`` or ``"pyarrow"``.
+        Format of the batch that it takes: ``"numpy"``, a dict of arrays, or a bare array if a
+        predictor gets one; ``"pandas"`` or ``"pyarrow"``.
     batch_size
-        Rows that it is given at most; None leaves that to the reader.
+        Most rows of a batch; None is as many as are read at once.
     """
 
     _is_fittable = False
@@ -147,7 +148,7 @@ class BatchMapper(Preprocessor):
         check_choice("batch_format", batch_format, ("numpy", "pandas", "pyarrow"))
         check_count("batch_size", batch_size, at_least=1, optional=True)
         if not callable(fn):
-            raise ConfigError(f"fn={fn!r} is not a function. Give the function itself.")
+            raise ConfigError(f"fn={fn!r} cannot be called. Give a function of a batch.")
         self.fn = fn
         self.batch_format = batch_format
         self.batch_size = batch_size

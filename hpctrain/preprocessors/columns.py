@@ -23,10 +23,10 @@ P = TypeVar("P", bound="ColumnPreprocessor")
 
 
 class ColumnPreprocessor(Preprocessor, abc.ABC):
-    """Learns statistics of columns from the shards of all ranks, and changes columns by them.
+    """Learns statistics of columns from the shards of all ranks, and transforms columns with them.
 
-    To write one of your own, store each parameter of the constructor under its own name, and define
-    `_transform_columns`; `_fit_columns` too if there is something to learn.
+    In a class of your own, store each parameter of the constructor under its own name, and define
+    `_transform_columns`; define `_fit_columns` too if the class is fitted.
     """
 
     # What a subclass defines.
@@ -50,10 +50,10 @@ class ColumnPreprocessor(Preprocessor, abc.ABC):
 
     @classmethod
     def preferred_batch_format(cls) -> BatchFormat:
-        """Return the format of batches that is quickest to transform. Not collective."""
+        """Return the format of batches that is fastest to transform. Not collective."""
         return "numpy"
 
-    # How it is done.
+    # Implementation.
 
     def _learns_from_whole(self) -> bool:
         return False
@@ -90,5 +90,5 @@ class ColumnPreprocessor(Preprocessor, abc.ABC):
         return self.get_input_columns()
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        """Give each input column with its output column."""
+        """Return each input column with its output column."""
         return zip(self.get_input_columns(), self.get_output_columns(), strict=True)

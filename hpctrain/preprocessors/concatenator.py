@@ -1,4 +1,4 @@
-"""`Concatenator`: one column of vectors out of several columns."""
+"""`Concatenator`: one column of vectors from several columns."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Concatenator(ColumnPreprocessor):
     Parameters
     ----------
     columns
-        The columns, in the order they get; by default all of a batch, in its order.
+        The columns, in the order of the vector; by default all columns of a batch, in its order.
     output_column_name
-        The column of vectors.
+        Name of the column of vectors.
     dtype
-        Of the vectors; by default one that holds all columns.
+        Type of the vectors; by default one that can hold all columns.
     raise_if_missing
-        Whether a column that is not there is an error; else it is left out. To a trainer, and when
-        a Chain is fitted, it always is.
+        Whether a missing column is an error; else it is left out. For a trainer, and when a Chain
+        is fitted, it is always an error.
     flatten
-        Whether columns of vectors, or of arrays, are put in component by component. Without it they
-        are an error.
+        Whether to add columns of vectors or arrays component by component. Without it they are an
+        error.
     include
         In place of `columns`: the columns, in the order of the batch.
     exclude
@@ -53,7 +53,7 @@ class Concatenator(ColumnPreprocessor):
         if columns is not None and (include is not None or exclude is not None):
             raise ConfigError(
                 f"Concatenator(columns={columns!r}, include={include!r}, exclude={exclude!r}): "
-                f"columns= says which they are. Leave it out, or the other two."
+                f"columns= names the columns already. Leave it out, or the other two."
             )
         self.columns = None if columns is None else check_columns(columns)
         self.include = None if include is None else check_columns(include, what="include")
@@ -72,7 +72,7 @@ class Concatenator(ColumnPreprocessor):
         return self._named() or []
 
     def _named(self) -> list[str] | None:
-        """Return the columns, without those that are not to be taken; None if it is all others."""
+        """Return the named columns without the excluded ones; None if it takes all others."""
         named = self.include if self.columns is None else self.columns
         return None if named is None else [one for one in named if one not in self._kept()]
 
@@ -92,8 +92,8 @@ class Concatenator(ColumnPreprocessor):
         wanted = found if (named := self._named()) is None else named
         missing = [name for name in wanted if name not in there]
         if not found or (missing and self.raise_if_missing):
-            what = f"columns {missing} are missing" if missing else "it is left no column"
-            raise ConfigError(f"Concatenator: {what}. There is {there}: name some of these.")
+            what = f"columns {missing} are missing" if missing else "no column is left"
+            raise ConfigError(f"Concatenator: {what}. The batch has {there}: name some of these.")
         return found if self.columns is None else [name for name in self.columns if name in there]
 
     def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
@@ -102,13 +102,14 @@ class Concatenator(ColumnPreprocessor):
             if values.ndim > 1 and not self.flatten:
                 raise ConfigError(
                     f"Concatenator: column {name!r} holds arrays of shape {values.shape[1:]}. Set "
-                    f"flatten=True to put them in component by component."
+                    f"flatten=True to add them component by component."
                 )
             part = named_numbers(name, values)
             if self._is_of_integers and part.dtype.kind == "f" and not np.isfinite(part).all():
                 raise ConfigError(
-                    f"column {name!r} holds NaN or infinite values, and dtype={self.dtype} has "
-                    f"none. Put a SimpleImputer before Concatenator, or take a floating-point type."
+                    f"column {name!r} holds NaN or infinite values, which dtype={self.dtype} "
+                    f"cannot represent. Put a SimpleImputer before Concatenator, or use a "
+                    f"floating-point type."
                 )
             parts.append(part)
         made = np.concatenate(parts, axis=1, dtype=self.dtype, casting="unsafe")

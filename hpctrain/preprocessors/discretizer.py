@@ -1,4 +1,4 @@
-"""Discretizers: numbers become the number of the bin they are in."""
+"""Discretizers: they replace each number by the number of its bin."""
 
 from __future__ import annotations
 
@@ -47,15 +47,17 @@ class _Discretizer(ColumnPreprocessor):
         found = [float(edge) for edge in edges]
         distinct = sorted(set(found))
         if np.isnan(found).any():
-            raise ConfigError(f"bins of column {column!r} are {found}. No edge can be NaN.")
+            raise ConfigError(
+                f"bins of column {column!r} are {found}. Give edges that are not NaN."
+            )
         if found != sorted(found) or (len(distinct) < len(found) and self.duplicates == "raise"):
             raise ConfigError(
-                f"bins of column {column!r} are {found}. Edges must rise; duplicates='drop' leaves "
-                f"out those that are there twice."
+                f"bins of column {column!r} are {found}. Give edges in ascending order; "
+                f"duplicates='drop' drops repeated ones."
             )
         if len(distinct) < 2:
             raise ConfigError(
-                f"bins of column {column!r} are {found}: two edges or more are needed."
+                f"bins of column {column!r} are {found}. Give at least two different edges."
             )
         return distinct
 
@@ -79,7 +81,7 @@ class _Discretizer(ColumnPreprocessor):
             return np.where(outside, np.nan, bins.astype(np.float64))
         if outside.any():
             raise ConfigError(
-                f"column {column!r} holds {numbers[outside][0]}, which is in none of the bins from "
+                f"column {column!r} holds {numbers[outside][0]}, which is outside of the bins from "
                 f"{edges[0]} to {edges[-1]}, and {np.dtype(dtype)} has no NaN. Leave `dtypes` out, "
                 f"or use wider bins."
             )
@@ -87,28 +89,28 @@ class _Discretizer(ColumnPreprocessor):
 
 
 class CustomKBinsDiscretizer(_Discretizer):
-    """Replaces numbers by the number of the bin they are in, from 0, with edges that are given.
+    """Replaces each number by the number of its bin, from 0, with given edges.
 
-    A number outside of all bins becomes NaN, so the result is float64 unless `dtypes` says
-    otherwise.
+    A number outside of all bins becomes NaN, so the result is float64 unless `dtypes` gives another
+    type.
 
     Parameters
     ----------
     columns
         Columns of numbers.
     bins
-        Edges of the bins, rising; the same for all columns, or by column. A
-        ``pandas.IntervalIndex`` without gaps, too.
+        Edges of the bins, in ascending order; the same for all columns, or by column. Or a
+        ``pandas.IntervalIndex`` without gaps.
     right
         Whether a number on an edge belongs to the bin below it.
     include_lowest
         Whether a number on the lowest edge is in the first bin; only with `right`.
     duplicates
-        What is done about edges that are there twice: ``"raise"`` or ``"drop"``.
+        What to do with repeated edges: ``"raise"`` or ``"drop"``.
     dtypes
         By column, an integer type, or a ``pandas.CategoricalDtype`` with a category for each bin.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     _is_fittable = False
@@ -145,28 +147,28 @@ class CustomKBinsDiscretizer(_Discretizer):
 
 
 class UniformKBinsDiscretizer(_Discretizer):
-    """Replaces numbers by the number of the bin they are in, from 0, of bins of equal width.
+    """Replaces each number by the number of its bin, from 0, of bins of equal width.
 
-    The bins reach from the smallest to the largest number that was seen. A number outside becomes
-    NaN, so the result is float64 unless `dtypes` says otherwise.
+    The bins reach from the smallest to the largest number of the training data. A number outside
+    becomes NaN, so the result is float64 unless `dtypes` gives another type.
 
     Parameters
     ----------
     columns
         Columns of numbers.
     bins
-        How many, for all columns or by column.
+        Number of bins, for all columns or by column.
     right
         Whether a number on an edge belongs to the bin below it.
     include_lowest
         Whether a number on the lowest edge is in the first bin. The smallest number always is: as
-        in ``pandas.cut`` the lowest edge is a thousandth of the range below it.
+        in ``pandas.cut``, the lowest edge is below it by a thousandth of the range.
     duplicates
-        What is done about edges that are there twice: ``"raise"`` or ``"drop"``.
+        What to do with repeated edges: ``"raise"`` or ``"drop"``.
     dtypes
         By column, an integer type, or a ``pandas.CategoricalDtype`` with a category for each bin.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(
@@ -204,14 +206,14 @@ class UniformKBinsDiscretizer(_Discretizer):
         for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
             if found.shape != () or np.isnan(found.minimum).any():
                 raise ConfigError(
-                    f"column {column!r} holds no number in any row of any rank, or arrays: a "
-                    f"column of single numbers is needed."
+                    f"column {column!r} holds arrays, or no number in any row of any rank. Give a "
+                    f"column of single numbers."
                 )
             low, high = float(found.minimum[0]), float(found.maximum[0])
             if np.isinf(high - low):
                 raise ConfigError(f"column {column!r}: {infinite_values()}")
             if low == high:
-                # As pandas.cut does, so that there is a width at all.
+                # As in pandas.cut: bins need a width.
                 around = 0.001 * abs(low) if low else 0.001
                 edges = np.linspace(low - around, high + around, self._count(column) + 1)
             else:
@@ -228,46 +230,49 @@ class UniformKBinsDiscretizer(_Discretizer):
 
 
 def check_every_column(columns: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Refuse bins that are not those of the columns.
+    """Check that bins are given for exactly the columns.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If there are none for a column, or some for another.
+        If a column has no bins, or bins have no column.
     """
     if set(given) != set(columns):
         raise ConfigError(
-            f"bins are given for {sorted(given)}, columns are {list(columns)}. Give bins for each "
-            f"column, or one value for all."
+            f"bins are given for {sorted(given)}, but columns are {list(columns)}. Give bins for "
+            f"each column, or one value for all."
         )
 
 
 def check_categories(dtypes: Mapping[str, Any], num_bins: Mapping[str, int]) -> None:
-    """Refuse types that cannot hold the number of a bin.
+    """Check that types can hold the number of a bin.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If a type is of no column, no integer type or too small, or has another number of
+        If a type has no column, is not an integer type, is too small, or has another number of
         categories.
     """
     for column, dtype in dtypes.items():
         if column not in num_bins:
-            raise ConfigError(f"dtypes names {column!r}, which is not in {list(num_bins)}.")
+            raise ConfigError(
+                f"dtypes names {column!r}, which is not in columns={list(num_bins)}. Name one of "
+                f"these."
+            )
         if hasattr(dtype, "categories"):
             if len(dtype.categories) != num_bins[column]:
                 raise ConfigError(
                     f"dtypes[{column!r}] has {len(dtype.categories)} categories for "
-                    f"{num_bins[column]} bins. Each bin needs one."
+                    f"{num_bins[column]} bins. Give one category for each bin."
                 )
         elif np.dtype(dtype).kind not in "iu" or np.iinfo(dtype).max < num_bins[column] - 1:
             raise ConfigError(
-                f"dtypes[{column!r}]={dtype!r}: a CategoricalDtype is needed, or an integer type "
-                f"that holds the numbers of {num_bins[column]} bins."
+                f"dtypes[{column!r}]={dtype!r} cannot hold the numbers of {num_bins[column]} bins. "
+                f"Give a larger integer type, or a CategoricalDtype."
             )
 
 

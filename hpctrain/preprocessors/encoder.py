@@ -1,4 +1,4 @@
-"""Encoders: names for things become numbers."""
+"""Encoders: they replace categorical values by numbers."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ class _Encoder(ColumnPreprocessor):
 
 
 class OrdinalEncoder(_Encoder):
-    """Replaces each value by its place among the values of its column, from 0.
+    """Replaces each value by its index among the sorted values of its column, from 0.
 
-    A value that was not there when the encoder was fitted becomes NaN, so the result is float64.
+    A value that is not in the training data becomes NaN, so the result is float64.
 
     Parameters
     ----------
     columns
-        Columns of values that can be told apart.
+        Columns of categorical values.
     encode_lists
-        Whether lists are encoded element by element; else a list is one value.
+        Whether to encode lists element by element; else a list is one value.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
 
     Examples
     --------
@@ -120,19 +120,19 @@ class OrdinalEncoder(_Encoder):
 
 
 class OneHotEncoder(_Encoder):
-    """Replaces each value by a vector that is 1 at the place of the value, and 0 elsewhere.
+    """Replaces each value by a vector that is 1 at the index of the value, and 0 elsewhere.
 
-    A value that was not there when the encoder was fitted becomes a vector of zeros. The result is
-    one column of uint8 vectors.
+    A value that is not in the training data becomes a vector of zeros. The result is one column of
+    uint8 vectors.
 
     Parameters
     ----------
     columns
-        Columns of values that can be told apart.
+        Columns of categorical values.
     max_categories
-        How many values of a column get a place, the most frequent ones, by column.
+        Most values to encode, by column: the most frequent ones.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(
@@ -161,17 +161,17 @@ class OneHotEncoder(_Encoder):
 class MultiHotEncoder(_Encoder):
     """Replaces each list by a vector of counts of its values.
 
-    Values that were not there when the encoder was fitted are not counted. The result is one column
-    of int64 vectors.
+    Values that are not in the training data are not counted. The result is one column of int64
+    vectors.
 
     Parameters
     ----------
     columns
         Columns of lists.
     max_categories
-        How many values of a column get a place, the most frequent ones, by column.
+        Most values to encode, by column: the most frequent ones.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(
@@ -205,16 +205,16 @@ class MultiHotEncoder(_Encoder):
 
 
 class LabelEncoder(_Encoder):
-    """Replaces each label by its place among the labels, from 0, as int64.
+    """Replaces each label by its index among the sorted labels, from 0, as int64.
 
-    A batch without the label column, as in prediction, is unchanged.
+    A batch without the label column, as in prediction, stays unchanged.
 
     Parameters
     ----------
     label_column
-        The labels.
+        Column of the labels.
     output_column
-        Where the result goes; by default into the label column itself.
+        Name of the result column; by default the label column is replaced.
     """
 
     def __init__(self, label_column: str, *, output_column: str | None = None) -> None:
@@ -238,14 +238,14 @@ class LabelEncoder(_Encoder):
         Parameters
         ----------
         ds
-            Has the output column.
+            A dataset or a batch that has the output column.
 
         Raises
         ------
         PreprocessorNotFittedException
             If it is not fitted.
         ConfigError
-            If a number is that of no label.
+            If a number is not that of a label.
         """
         self._refuse_if_not_fitted()
         return _LabelDecoder(self.output_column, list(self._codes(self.label_column))).transform(ds)
@@ -262,8 +262,8 @@ class LabelEncoder(_Encoder):
         if (codes < 0).any():
             unknown = in_order(set(elements_of(values[codes < 0])))
             raise ConfigError(
-                f"label column {self.label_column!r} holds {unknown[:5]}, which the LabelEncoder "
-                f"has not seen in the dataset it was fitted on. Fit it on all labels, or filter "
+                f"label column {self.label_column!r} holds {unknown[:5]}, which are not in the "
+                f"dataset that the LabelEncoder was fitted on. Fit it on all labels, or filter "
                 f"these rows out."
             )
         return {self.output_column: codes}
@@ -282,10 +282,11 @@ class _LabelDecoder(ColumnPreprocessor):
         is_known = np.isin(numbers, np.arange(len(self.labels)))
         if not is_known.all():
             raise ConfigError(
-                f"column {name!r} holds {numbers[~is_known][0]}, and numbers are needed that are "
-                f"those of a label: there are {len(self.labels)} labels, numbered from 0."
+                f"column {name!r} holds {numbers[~is_known][0]}, which is not the number of a "
+                f"label. There are {len(self.labels)} labels, numbered from 0: give the output of "
+                f"the LabelEncoder."
             )
-        # Of labels of unlike types NumPy would make texts.
+        # NumPy would convert labels of different types to texts.
         is_mixed = len({type(label) for label in self.labels}) > 1
         labels = as_cells(self.labels) if is_mixed else np.array(self.labels)
         return {name: labels[numbers.astype(np.int64)]}
@@ -295,17 +296,18 @@ class Categorizer(_Encoder):
     """Makes columns categorical: pandas' ``category``, Arrow's dictionaries.
 
     A Dataset has the same categories in all batches, on every rank, and the trainers of XGBoost and
-    LightGBM take them as such. In a batch of NumPy arrays, which have no such type, values stay,
-    and those of no category become None.
+    LightGBM use them. NumPy arrays have no categorical type: in such a batch values stay, and
+    values without a category become None.
 
     Parameters
     ----------
     columns
-        Columns of values that can be told apart.
+        Columns of categorical values.
     dtypes
-        Categories by column, as ``pandas.CategoricalDtype`` or as a list; others are learned.
+        Categories by column, as ``pandas.CategoricalDtype`` or as a list. Those of other columns
+        are learned.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(
@@ -318,7 +320,10 @@ class Categorizer(_Encoder):
         self.columns = list(columns)
         self.dtypes = dict(dtypes or {})
         if unknown := sorted(set(self.dtypes) - set(columns)):
-            raise ConfigError(f"dtypes names {unknown}, which is not in columns={list(columns)}.")
+            raise ConfigError(
+                f"dtypes names {unknown}, which is not in columns={list(columns)}. Add it to "
+                f"columns, or leave it out of dtypes."
+            )
 
     def _columns_to_read(self) -> list[str]:
         return [column for column in self.columns if column not in self.dtypes]
@@ -349,7 +354,7 @@ class Categorizer(_Encoder):
 
 
 def as_cells(values: Sequence[Any]) -> Array:
-    """Return an array of one Python object a row, lists too. Not collective."""
+    """Return an array with one Python object per row; lists stay lists. Not collective."""
     cells = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         cells[row] = value
@@ -364,15 +369,20 @@ def check_limits(columns: Sequence[str], limits: Mapping[str, int] | None) -> di
     Raises
     ------
     ConfigError
-        If one is of another column, or below 1.
+        If one has no column, or is below 1.
     """
     for column, limit in (limits or {}).items():
-        if column not in columns or isinstance(limit, bool) or limit < 1:
+        if column not in columns or not _is_count(limit):
             raise ConfigError(
-                f"max_categories={dict(limits or {})}: a number of 1 or more for some of the "
-                f"columns {list(columns)} is needed."
+                f"max_categories={dict(limits or {})}: {column!r} is not in "
+                f"columns={list(columns)}, or its limit is below 1. Give integers of 1 or more for "
+                f"some of the columns."
             )
     return dict(limits or {})
+
+
+def _is_count(limit: object) -> bool:
+    return isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
 
 
 def _codes_in(value: Any, codes: Mapping[Any, int]) -> Any:

@@ -19,7 +19,7 @@ from hpctrain.writers import Foreign
 
 
 def digest(array: Array) -> str:
-    """Return the name of an array: equal arrays have equal ones. Not collective."""
+    """Return a digest of an array, by which it is stored. Not collective."""
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:32]
@@ -34,19 +34,19 @@ def own_classes() -> dict[str, type[Preprocessor]]:
 
 
 class Encoder:
-    """Encodes values as JSON; what JSON has no form for gets a key that begins with $."""
+    """Encodes values as JSON; a value that JSON does not support becomes an object with a $ key."""
 
     def __init__(self) -> None:
         self._classes = own_classes()
-        # Others keep what they learned in attributes of their own.
+        # Arguments and stats_ describe these classes completely; others may have more attributes.
         self._by_arguments = tuple(
             self._classes[name] for name in ("BatchMapper", "Chain", "ColumnPreprocessor")
         )
         self.arrays: dict[str, Array] = {}
-        """What the JSON refers to."""
+        """Arrays that the JSON refers to, by digest."""
 
     def encode(self, value: Any) -> Any:
-        """Return a value as JSON has it; its arrays are in `arrays`, by digest. Not collective.
+        """Return a value as JSON; its arrays are in `arrays`, by digest. Not collective.
 
         Raises
         ------
@@ -102,10 +102,10 @@ class Encoder:
 
                 dumped = skops.io.dumps(value)
             except Exception:
-                # No skops, or a part that it has no form for.
+                # skops is not installed, or does not support a part.
                 pass
             else:
-                # skops writes the same object to other bytes each time.
+                # skops writes different bytes each time, so the name is the pickle's digest.
                 pickle_trust.remember(dumped)
                 stored = np.frombuffer(dumped, np.uint8)
                 return {"$skops": self._keep(stored, name=digest(content))}
@@ -119,7 +119,7 @@ class Encoder:
 
 
 class Decoder:
-    """Turns what a an `Encoder` made back into values."""
+    """Decodes the JSON and the arrays of an `Encoder`."""
 
     def __init__(
         self,
@@ -189,12 +189,13 @@ class Decoder:
         cls = self._classes[stored] if isinstance(stored, str) else self.decode(stored)
         arguments = self.decode(value["arguments"])
         if not (isinstance(cls, type) and issubclass(cls, Preprocessor)):
-            raise ValueError(f"{cls!r} is no class of preprocessors")
+            raise ValueError(f"{cls!r} is not a class of preprocessors")
         if value.get("version", 1) != cls._version:
             raise CheckpointError(
-                f"{self._where} was written with another version of {cls.__name__}, which makes "
-                f"other numbers of the same rows. Read it with the hpctrain that wrote it, or "
-                f"train again."
+                f"{self._where} was written with version {value.get('version', 1)} of "
+                f"{cls.__name__}. This hpctrain has version {cls._version}, which computes other "
+                f"numbers from the same rows. Read it with the hpctrain that wrote it, or train "
+                f"again."
             )
         in_a_row = arguments.pop("preprocessors", ())
         made = cls(*in_a_row, **arguments)
@@ -216,7 +217,7 @@ class Decoder:
     def _array(self, name: str) -> Array:
         array = self._arrays[name]
         if digest(array) != name:
-            raise ValueError(f"array {name} is not what it was")
+            raise ValueError(f"array {name} does not match its digest")
         return array
 
     def _refusal(self, what: str) -> CheckpointError:

@@ -1,4 +1,4 @@
-"""`SimpleImputer`: something in place of missing values."""
+"""`SimpleImputer`: replacement of missing values."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hpctrain.world import Communicator
 class SimpleImputer(ColumnPreprocessor):
     """Replaces missing values: NaN, None, NaT.
 
-    From infinite values nothing is learned; they are refused.
+    Infinite values raise an error when it is fitted.
 
     Parameters
     ----------
     columns
         Columns with missing values.
     strategy
-        ``"mean"`` of the column, of numbers; ``"most_frequent"`` value, of equals the smallest; or
-        ``"constant"``.
+        Replacement: ``"mean"`` of a column of numbers; ``"most_frequent"`` value, the smallest of
+        several; or ``"constant"``.
     fill_value
         The constant.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class SimpleImputer(ColumnPreprocessor):
         check_choice("strategy", strategy, ("mean", "most_frequent", "constant"))
         if (strategy == "constant") != (fill_value is not None):
             raise ConfigError(
-                f"strategy={strategy!r} and fill_value={fill_value!r}: fill_value is given with "
-                f"strategy='constant', and only then."
+                f"strategy={strategy!r} and fill_value={fill_value!r} do not fit together. Give "
+                f"fill_value with strategy='constant', and only then."
             )
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
@@ -105,7 +105,7 @@ def _filled(column: str, values: Array, fill: Any) -> Array:
 
 
 def _as_numbers(values: Array) -> Array:
-    """Return objects that are all numbers as such; integers keep their digits, bools stay bools."""
+    """Return objects that are all numbers as numbers: integers stay exact, bools stay bools."""
     kinds = {bool if isinstance(v, (bool, np.bool_)) else type(v) for v in values.flat}
     if kinds == {bool}:
         return values.astype(np.bool_)
@@ -127,13 +127,13 @@ def _in_type(column: str, dtype: np.dtype[Any], fill: Any) -> Array:
     except (TypeError, ValueError):
         pass
     raise ConfigError(
-        f"column {column!r} is of type {dtype}, which has no {fill!r} to put in place of what is "
-        f"missing. Give another fill_value."
+        f"column {column!r} has type {dtype}, which cannot hold the replacement {fill!r}. Give "
+        f"another fill_value."
     )
 
 
 def _no_value(column: str) -> ConfigError:
     return ConfigError(
-        f"column {column!r} has no value in any row of any rank, so nothing can be put in place of "
-        f"what is missing. Use strategy='constant', or leave the column out."
+        f"column {column!r} has no value in any row of any rank, so there is no replacement for "
+        f"missing values. Use strategy='constant', or leave the column out."
     )

@@ -1,7 +1,7 @@
-"""Arithmetic on the columns of a table, in the cache: what fitting and scaling spend their time on.
+"""Arithmetic on the columns of a table, for fitting and scaling.
 
-A row of few values is too short for vector instructions. So rows are laid side by side, in pieces
-that stay in the cache of a core while several passes go over them. All is computed in float64.
+A row of few values is too short for vector instructions. So rows are laid side by side, in chunks
+that stay in the cache of a core during several passes. Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _LANE_VALUES = 1024
 
 
 def sums_about(shift: Array, rows: Array, *, leave_out_nan: bool) -> tuple[Array, Array, Array]:
-    """Return count, sum and sum of squares of each column's distances from a point.
+    """Return count, sum and sum of squares of each column's differences from a point.
 
     Not collective.
 
     Parameters
     ----------
     shift
-        The point, shape ``(width,)``; near the mean, so that no digits cancel.
+        The point, shape ``(width,)``; near the mean, so that no digits are lost by cancellation.
     rows
         Shape ``(rows, width)``, of any type of numbers.
     leave_out_nan
-        Whether values that are NaN are not counted; else they make sums NaN.
+        Whether to skip NaN; else NaN makes sums NaN.
     """
     num_rows, width = rows.shape
     lanes = _lanes(width)
@@ -38,7 +38,7 @@ def sums_about(shift: Array, rows: Array, *, leave_out_nan: bool) -> tuple[Array
     total = np.zeros(lanes * width)
     squares = np.zeros(lanes * width)
     for part, chunk in _chunks(rows):
-        # What fills up the last lanes adds nothing.
+        # Pad the last lanes with the point, which adds 0.
         chunk[len(part) :] = shift
         if leave_out_nan:
             missing = np.isnan(chunk)
@@ -102,7 +102,7 @@ def _lanes(width: int) -> int:
 
 
 def _chunks(rows: Array) -> Iterator[tuple[Array, Array]]:
-    """Give some rows after the other, with a copy in float64 that is filled up to whole lanes."""
+    """Yield rows in parts, with a copy in float64 that has room for whole lanes."""
     num_rows, width = rows.shape
     lanes = _lanes(width)
     step = max(1, _CHUNK_VALUES // max(lanes * width, 1)) * lanes

@@ -17,17 +17,17 @@ from hpctrain.preprocessors.statistics import finite_numbers
 class Normalizer(ColumnPreprocessor):
     """Divides each row by its norm, over all columns; a row of zeros is unchanged.
 
-    A row with NaN becomes NaN; infinite values are refused.
+    A row with NaN becomes NaN; infinite values raise an error.
 
     Parameters
     ----------
     columns
-        Columns of numbers, which make a row together.
+        Columns of numbers that together form a row.
     norm
         ``"l1"``: the sum of absolute values; ``"l2"``: the root of the sum of squares; ``"max"``:
         the largest absolute value.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     _is_fittable = False
@@ -56,7 +56,7 @@ class Normalizer(ColumnPreprocessor):
             norms: Array = np.abs(rows).sum(axis=1)
         elif self.norm == "l2":
             norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-            # Squares of very large or very small numbers are infinite, or lose their digits.
+            # Squares of very large or very small numbers overflow or underflow.
             for row in np.flatnonzero((norms > 1e150) | (norms < 1e-150)):
                 largest = np.abs(rows[row]).max(initial=0.0)
                 if 0 < largest < np.inf:

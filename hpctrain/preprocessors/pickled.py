@@ -19,7 +19,7 @@ def load_pickled(path: Path, *, trusted: bool) -> Preprocessor:
     Raises
     ------
     CheckpointError
-        If it is damaged, or another user can have written it and it is not trusted.
+        If it is damaged, or another user may have written it and it is not trusted.
     """
     try:
         content, foreign = read_judged(path)
@@ -34,7 +34,7 @@ def load_pickled(path: Path, *, trusted: bool) -> Preprocessor:
         storage.check_is_preprocessor(preprocessor)
     except Exception as error:  # A damaged pickle raises anything.
         raise CheckpointError(
-            f"{path} holds no preprocessor that can be used here: {type(error).__name__}: {error}. "
-            f"Fit it again with hpctrain.preprocessors, and keep it with set_preprocessor()."
+            f"{path} holds no preprocessor that hpctrain can use: {type(error).__name__}: {error}. "
+            f"Fit it again with hpctrain.preprocessors, and store it with set_preprocessor()."
         ) from error
     return cast(Preprocessor, preprocessor)

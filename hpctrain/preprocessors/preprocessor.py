@@ -1,4 +1,4 @@
-"""`Preprocessor`: what all preprocessors have in common."""
+"""`Preprocessor`: the base class of all preprocessors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ P = TypeVar("P", bound="Preprocessor")
 class Preprocessor:
     """Is fitted on a dataset, and transforms batches with its statistics.
 
-    To write one of your own, define ``_transform_pandas(df)`` or ``_transform_numpy(batch)``, which
-    are given a whole batch and return one. ``_fit(dataset)`` learns from a
-    `hpctrain.data.Dataset`, keeps what it learned in attributes, and returns ``self``; without it,
-    set ``_is_fittable = False``. `ColumnPreprocessor` is for one whose statistics the ranks compute
-    together.
+    In a class of your own, define ``_transform_pandas(df)`` or ``_transform_numpy(batch)``, which
+    take a whole batch and return one. ``_fit(dataset)`` learns from a `hpctrain.data.Dataset`,
+    stores the result in attributes whose names end with ``_``, and returns ``self``; without it,
+    set ``_is_fittable = False``. Derive from `ColumnPreprocessor` if the ranks are to compute
+    statistics together.
     """
 
     class FitStatus(str, Enum):
         """Whether a preprocessor can be applied."""
 
         NOT_FITTABLE = "NOT_FITTABLE"
-        """It needs no fit: it can be applied at once."""
+        """It needs no fit and can be applied at once."""
         NOT_FITTED = "NOT_FITTED"
         PARTIALLY_FITTED = "PARTIALLY_FITTED"
         """Some preprocessors of a Chain are fitted, and others are not."""
@@ -50,17 +50,17 @@ class Preprocessor:
 
     _is_fittable: ClassVar[bool] = True
     _version: ClassVar[int] = 1
-    """Raised when the same parameters make other numbers than before; it is stored with them."""
+    """Incremented when the same parameters give other numbers; stored with them."""
     _fitted = False
     stats_: dict[str, Any] | None = None
-    """Fitted statistics, such as ``{"mean(x)": 0.5}``; None before."""
+    """Fitted statistics, such as ``{"mean(x)": 0.5}``; None before the fit."""
 
     # What a subclass defines.
 
     def _fit(self, ds: Any) -> Preprocessor:
         """Learn from all rows. Not collective: rank 0 calls it."""
         raise ConfigError(
-            f"{type(self).__name__} has nothing to learn with: define _fit(self, ds), or set "
+            f"{type(self).__name__} defines no fit. Define _fit(self, ds), or set "
             f"_is_fittable = False."
         )
 
@@ -73,7 +73,7 @@ class Preprocessor:
         raise NotImplementedError
 
     def _get_transform_config(self) -> dict[str, Any]:
-        """Return ``{"batch_size": n}`` to be given at most n rows. Not collective."""
+        """Return ``{"batch_size": n}`` for batches of at most n rows. Not collective."""
         return {}
 
     def get_input_columns(self) -> list[str]:
@@ -85,10 +85,10 @@ class Preprocessor:
         return []
 
     def _drops(self, name: str) -> bool:
-        """Return whether a column is not there afterwards, unless it is an output."""
+        """Return whether the transform drops a column that is not an output."""
         return False
 
-    # What it is asked for.
+    # Public interface.
 
     def fit_status(self) -> FitStatus:
         """Return whether the preprocessor can be applied. Not collective."""
@@ -105,11 +105,11 @@ class Preprocessor:
 
     @classmethod
     def preferred_batch_format(cls) -> BatchFormat:
-        """Return the format of batches for one that transforms both. Not collective."""
+        """Return the format to use if both transforms are defined. Not collective."""
         return "pandas"
 
     def fit(self: P, ds: Any) -> P:
-        """Learn from a dataset, all of it in this process, and return the preprocessor.
+        """Learn from a whole dataset in this process, and return the preprocessor.
 
         Not collective.
 
@@ -130,14 +130,14 @@ class Preprocessor:
         """Learn from the shards of all ranks together, and return the preprocessor.
 
         Collective. The statistics are the same on every rank, to the last bit. An error on one rank
-        fails on all.
+        raises on all.
 
         Parameters
         ----------
         shard
             This rank's rows, in one of the forms that `fit` takes. A shard may be empty.
         comm
-            The ranks.
+            The communicator of the ranks.
 
         Raises
         ------
@@ -147,8 +147,9 @@ class Preprocessor:
         if self._learns_from_whole():
             if comm.size > 1:
                 raise ConfigError(
-                    f"{type(self).__name__} learns from a whole dataset, and each rank has a shard "
-                    f"of it. Give it to a trainer, or call fit() before the ranks are started."
+                    f"{type(self).__name__} learns from a whole dataset, but each of {comm.size} "
+                    f"ranks has a shard of it. Give it to a trainer, or call fit() before the "
+                    f"ranks start."
                 )
             return self._fit_whole(shard)
         return self._fit_rows(rows_of(shard, self._columns_to_read()), comm)
@@ -158,7 +159,7 @@ class Preprocessor:
         return self.fit(ds).transform(ds)
 
     def transform(self, ds: Any) -> Any:
-        """Return a dataset transformed, in the form it was given in.
+        """Return a transformed dataset, of the same kind as the given one.
 
         Not collective.
 
@@ -170,7 +171,7 @@ class Preprocessor:
         Raises
         ------
         PreprocessorNotFittedException
-            If there is something to learn first.
+            If it needs a fit and is not fitted.
         """
         self._refuse_if_not_fitted()
         if not hasattr(ds, "map_batches"):
@@ -183,9 +184,9 @@ class Preprocessor:
         )
 
     def transform_batch(self, data: Any) -> Any:
-        """Return a batch transformed, in the format it was given in.
+        """Return a transformed batch, in the format of the given one.
 
-        Not collective. The batch that was given does not change.
+        Not collective. The given batch does not change.
 
         Parameters
         ----------
@@ -195,19 +196,19 @@ class Preprocessor:
         Raises
         ------
         PreprocessorNotFittedException
-            If there is something to learn first.
+            If it needs a fit and is not fitted.
         ConfigError
             If a column is missing, or the batch has no named columns.
         """
         self._refuse_if_not_fitted()
         made = self._transform(data)
-        # Within a Dataset arrays have their categories; NumPy itself has none.
+        # Only within a Dataset arrays keep categories.
         return plain(made) if isinstance(made, dict) else made
 
     def serialize(self) -> str:
         """Return the preprocessor as JSON. Not collective.
 
-        Functions and objects that are not hpctrain's own are in it as pickles.
+        It contains functions and objects of other packages as pickles.
         """
         from hpctrain.preprocessors.storage import serialize
 
@@ -215,7 +216,7 @@ class Preprocessor:
 
     @staticmethod
     def deserialize(serialized: str, *, trusted: bool = False) -> Preprocessor:
-        """Return what `serialize` wrote.
+        """Return the preprocessor that `serialize` encoded.
 
         Not collective.
 
@@ -224,8 +225,8 @@ class Preprocessor:
         serialized
             The JSON.
         trusted
-            Whether functions and objects that are not hpctrain's own may be unpickled, though this
-            process has not pickled them itself. That runs code: allow it for what is your own.
+            Whether to unpickle functions and objects of other packages that this process has not
+            pickled itself. Unpickling runs code: trust only your own files.
 
         Raises
         ------
@@ -237,11 +238,11 @@ class Preprocessor:
         return deserialize(serialized, trusted=trusted)
 
     def __repr__(self) -> str:
-        """Return the call that makes an unfitted one."""
+        """Return the call that makes an unfitted preprocessor."""
         values = ", ".join(f"{k}={v!r}" for k, v in self._configuration().items())
         return f"{type(self).__name__}({values})"
 
-    # How it is done.
+    # Implementation.
 
     def _learns_from_whole(self) -> bool:
         """Return whether it is fitted on all rows in one process, or on the shards of ranks."""
@@ -270,23 +271,23 @@ class Preprocessor:
         status = self.fit_status()
         if status in (FitStatus.FITTED, FitStatus.PARTIALLY_FITTED):
             warnings.warn(
-                f"{type(self).__name__} has been fitted before; what it learned is replaced.",
+                f"{type(self).__name__} is fitted already; the new fit replaces its statistics.",
                 stacklevel=4,
             )
         return status is not FitStatus.NOT_FITTABLE
 
     def _columns_to_read(self) -> list[str] | None:
-        """Return the columns that fitting reads; None: all."""
+        """Return the columns that fitting reads; None is all."""
         return None
 
     def _transform_format(self) -> BatchFormat:
-        """Return the format of the batches that its transform is given."""
+        """Return the format of the batches that its transform takes."""
         cls = type(self)
         takes_pandas = cls._transform_pandas is not Preprocessor._transform_pandas
         takes_numpy = cls._transform_numpy is not Preprocessor._transform_numpy
         if not (takes_pandas or takes_numpy):
             raise ConfigError(
-                f"{cls.__name__} transforms nothing: define _transform_pandas(self, df) or "
+                f"{cls.__name__} defines no transform. Define _transform_pandas(self, df) or "
                 f"_transform_numpy(self, batch)."
             )
         if takes_pandas and takes_numpy:
@@ -303,18 +304,18 @@ class Preprocessor:
         return to_format(concatenate([transform(part) for part in parts]), format_of(batch))
 
     def _keeps_rows(self) -> bool:
-        """Return whether there is a row for each row afterwards."""
+        """Return whether the transform keeps the number of rows."""
         return False
 
     def _refuse_if_not_fitted(self) -> None:
         if self.fit_status() in (FitStatus.NOT_FITTED, FitStatus.PARTIALLY_FITTED):
             raise PreprocessorNotFittedException(
-                f"{type(self).__name__} is {self.fit_status().value}: it has to learn from data "
-                f"before it can be applied. Call fit(), or give it to a trainer."
+                f"{type(self).__name__} is {self.fit_status().value}: it must be fitted before it "
+                f"is applied. Call fit(), or give it to a trainer."
             )
 
     def _configuration(self) -> dict[str, Any]:
-        """Return the arguments of the constructor that make an unfitted one."""
+        """Return the constructor's arguments."""
         parameters = list(inspect.signature(type(self).__init__).parameters)[1:]
         return {name: getattr(self, name) for name in parameters if hasattr(self, name)}
 
@@ -337,14 +338,16 @@ def check_columns(
     Raises
     ------
     ConfigError
-        If it is no list of names, there is none, one is there twice, or there is another number of
-        outputs.
+        If it is not a list of names, is empty, repeats a name, or the number of outputs differs.
     """
     if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
-        raise ConfigError(f"{what}={columns!r}: a list of names is needed, such as ['x', 'y'].")
+        raise ConfigError(
+            f"{what}={columns!r} is not a list of names. Give one, such as ['x', 'y']."
+        )
     names = list(columns)
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"{what}={names}: one name or more is needed, each once.")
+        what_is_wrong = "repeats a name" if names else "is empty"
+        raise ConfigError(f"{what}={names} {what_is_wrong}. Give one or more names, each once.")
     if output_columns is not None and len(check_columns(output_columns)) != len(names):
         raise ConfigError(
             f"output_columns={list(output_columns)} has another length than columns={names}. Name "
@@ -354,7 +357,7 @@ def check_columns(
 
 
 def check_outputs(columns: Sequence[str], output_columns: Sequence[str] | None) -> list[str]:
-    """Return the names of the outputs: the columns themselves if there are none.
+    """Return the names of the outputs; by default those of the columns.
 
     Not collective.
 
@@ -375,6 +378,6 @@ def per_row(values: Array, shape: tuple[int, ...]) -> Any:
 def no_value(column: str) -> ConfigError:
     """Return the error for a column without usable values. Not collective."""
     return ConfigError(
-        f"column {column!r} holds no value in any row of any rank: there is nothing to learn from. "
-        f"Look whether the dataset is empty, or leave the column out."
+        f"column {column!r} holds no value in any row of any rank, so nothing can be learned. "
+        f"Check whether the dataset is empty, or leave the column out."
     )

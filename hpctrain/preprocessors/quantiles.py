@@ -1,10 +1,10 @@
-"""Exact quantiles of columns that are spread over ranks, in bounded memory.
+"""Exact quantiles of columns that are distributed over ranks, in bounded memory.
 
-The k-th smallest value is looked for as in a radix sort. Floating-point numbers are mapped to
-unsigned integers of the same order. A pass counts the leading bits; the counts of all ranks, added,
-say in which bin the k-th value lies; the next pass counts the bits that follow, of the values in
-that bin only. As soon as few values are left, they are gathered. So the result is exact, and little
-is held but counts: two passes for some million rows, five at most for one column.
+The k-th smallest value is found as in a radix sort. Floating-point numbers are mapped to unsigned
+integers of the same order. A pass counts the leading bits; the sum of the counts of all ranks tells
+in which bin the k-th value lies; the next pass counts the following bits of the values in that bin
+only. When few values are left, they are gathered. So the result is exact, and memory holds little
+but counts: two passes for some million rows, at most five for one column.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hpctrain.preprocessors.statistics import as_numbers, collect, infinite_valu
 from hpctrain.world import Communicator
 
 MAX_COUNTERS = 2**22
-"""Counters of all columns in a pass: 32 MiB a rank."""
+"""Counters of all columns in a pass: 32 MiB per rank."""
 MAX_GATHERED = 2**20
-"""Values of all columns and ranks that are gathered in a pass: 8 MiB a rank."""
+"""Values of all columns and ranks that are gathered in a pass: 8 MiB per rank."""
 _BITS = 64
 _MAX_BITS_OF_A_PASS = 16
 _SIGN = np.uint64(1 << 63)
@@ -34,18 +34,18 @@ def quantiles_of(
 ) -> dict[str, Array]:
     """Return exact quantiles of columns, interpolated linearly, as ``numpy.nanquantile`` does.
 
-    Collective. Two passes over the shard or more: the fewer, the fewer rows there are.
+    Collective. Makes two or more passes over the shard; fewer rows need fewer passes.
 
     Parameters
     ----------
     rows
         This rank's shard.
     columns
-        Their names. Each component of a column is looked at by itself.
+        Their names. Each component of a column has its own quantiles.
     quantiles
-        Between 0 and 1.
+        Numbers between 0 and 1.
     comm
-        The ranks.
+        The communicator of the ranks.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def quantiles_of(
     Raises
     ------
     ConfigError
-        If a column holds no numbers, or infinite ones, or rows of unlike shapes.
+        If a column holds no numbers, or infinite ones, or rows of different shapes.
     """
     searches = {column: _Search(quantiles, share=1 / len(columns)) for column in columns}
     while wanted := {column: s.next_pass() for column, s in searches.items() if not s.is_done}:
@@ -66,11 +66,11 @@ def quantiles_of(
 
 @dataclass
 class _Target:
-    """A value that is looked for: the one at a place in the order of a component's values."""
+    """A value to find: the one at a place in the order of a component's values."""
 
     component: int
     place: int
-    """Among the values whose leading bits are `prefix`, from 0."""
+    """Place among the values whose leading bits are `prefix`, from 0."""
     prefix: int = 0
     left: int = 0
     """How many values have that prefix."""
@@ -90,7 +90,7 @@ class _Search:
         self.is_done = False
 
     def next_pass(self) -> Callable[[], _Selection]:
-        """Return what makes the statistic of the next pass."""
+        """Return a function that makes the statistic of the next pass."""
         if self._targets is None:
             return lambda: _Histogram(0, None, self._max_counters)
         prefixes = self._open_prefixes()
@@ -100,7 +100,7 @@ class _Search:
         return lambda: _Histogram(self._depth, prefixes, self._max_counters)
 
     def learn(self, found: _Selection) -> None:
-        """Take the result of a pass into account."""
+        """Narrow the search with the result of a pass."""
         if self._targets is None:
             self._shape = found.shape or ()
             self._targets = self._first_targets(found)
@@ -126,7 +126,7 @@ class _Search:
     def result(self) -> Array:
         """Return the quantiles, shape ``(quantiles, *shape of a row)``."""
         if not self._counts:
-            # No rank has a row, so the shape of one is not known.
+            # No rank has a row, so the shape of a row is unknown.
             return np.full(len(self._quantiles), np.nan)
         values = {
             (t.component, name): t.value
@@ -137,7 +137,7 @@ class _Search:
             for index, quantile in enumerate(self._quantiles if count else ()):
                 low, high, part = _around(quantile, count)
                 a, b = values[component, low], values[component, high]
-                # As numpy does, so that the ends are met exactly.
+                # As NumPy does, so that the ends are exact.
                 if a == b:
                     result[index, component] = a
                 elif part < 0.5:
@@ -186,7 +186,7 @@ class _Selection:
         self._prefixes = prefixes
 
     def update(self, values: Array) -> None:
-        """Take rows into account. Not collective."""
+        """Add rows. Not collective."""
         if not len(values):
             return
         rows = as_numbers(values)
@@ -205,17 +205,17 @@ class _Selection:
                 self.take(component, prefix, keys[leading == np.uint64(prefix)])
 
     def begin(self, width: int) -> None:
-        """Take note of the number of components, before the first values."""
+        """Prepare for this number of components, before the first values."""
 
     def take(self, component: int, prefix: int, keys: Array) -> None:
-        """Take note of values that begin with a prefix."""
+        """Add values that begin with a prefix."""
 
     def merge(self, other: Any) -> Any:
-        """Return what is known from the rows of both."""
+        """Return the result for the rows of both."""
 
 
 class _Histogram(_Selection):
-    """How many values there are of each combination of the bits that follow a prefix."""
+    """Counts of values, by the bits that follow a prefix."""
 
     def __init__(
         self, depth: int, prefixes: dict[int, list[int]] | None, max_counters: int
@@ -226,7 +226,7 @@ class _Histogram(_Selection):
         self.counts: dict[tuple[int, int], Array] = {}
 
     def begin(self, width: int) -> None:
-        """Choose how many bits are looked at: the same number on every rank."""
+        """Choose how many bits to count by: the same number on every rank."""
         prefixes = self._prefixes
         if prefixes is None:
             prefixes = {component: [0] for component in range(width)}

@@ -48,8 +48,8 @@ class _Scaler(ColumnPreprocessor):
 class StandardScaler(_Scaler):
     """Shifts columns to mean 0, and scales them to standard deviation 1.
 
-    NaN is left out, and stays NaN; infinite values are refused. A column whose values are all the
-    same, but for rounding errors of 2e-15 of them, is shifted only. The deviation is that of a
+    NaN is ignored and stays NaN; infinite values raise an error. A column whose values are all the
+    same, up to relative rounding errors of 2e-15, is only shifted. The deviation is that of a
     population (``ddof=0``).
 
     Parameters
@@ -57,7 +57,7 @@ class StandardScaler(_Scaler):
     columns
         Columns of numbers. The components of a column of arrays are scaled one by one.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
 
     Examples
     --------
@@ -89,15 +89,15 @@ class StandardScaler(_Scaler):
 class MinMaxScaler(_Scaler):
     """Scales columns to the range from 0 to 1.
 
-    NaN is left out, and stays NaN; infinite values are refused. A column whose values are all the
-    same, but for rounding errors, becomes 0.
+    NaN is ignored and stays NaN; infinite values raise an error. A column whose values are all the
+    same, up to rounding errors, becomes 0.
 
     Parameters
     ----------
     columns
         Columns of numbers. The components of a column of arrays are scaled one by one.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
@@ -120,14 +120,14 @@ class MinMaxScaler(_Scaler):
 class MaxAbsScaler(_Scaler):
     """Divides columns by their largest absolute value.
 
-    NaN is ignored, and stays NaN; infinite values are refused. A column of zeros is unchanged.
+    NaN is ignored and stays NaN; infinite values raise an error. A column of zeros is unchanged.
 
     Parameters
     ----------
     columns
         Columns of numbers. The components of a column of arrays are scaled one by one.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
@@ -146,11 +146,11 @@ class MaxAbsScaler(_Scaler):
 
 
 class RobustScaler(_Scaler):
-    """Shifts columns to median 0, and divides them by the distance of two quantiles.
+    """Shifts columns to median 0, and divides them by the distance between two quantiles.
 
-    Outliers have no influence on it. The quantiles are exact, whatever the number of rows and
-    ranks; the data is read two to five times for that. NaN is left out, and stays NaN; infinite
-    values are refused.
+    Outliers do not affect the scale. The quantiles are exact for any number of rows and ranks; the
+    fit reads the data two to five times. NaN is ignored and stays NaN; infinite values raise an
+    error.
 
     Parameters
     ----------
@@ -159,9 +159,9 @@ class RobustScaler(_Scaler):
     quantile_range
         The two quantiles, between 0 and 1.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     quantile_precision
-        Ignored: in Ray Train it sets how large the error of the quantiles may be.
+        Accepted, without effect: in Ray Train it bounds the error of the quantiles.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class RobustScaler(_Scaler):
         low, high = quantile_range if is_pair else (1, 0)
         if not 0 <= low < high <= 1:
             raise ConfigError(
-                f"quantile_range={quantile_range!r}: two numbers between 0 and 1 are needed, the "
-                f"smaller one first, such as (0.25, 0.75)."
+                f"quantile_range={quantile_range!r} is not two ascending numbers from 0 to 1. Give "
+                f"two, such as (0.25, 0.75)."
             )
         self.quantile_range = (low, high)
         self.quantile_precision = quantile_precision
@@ -207,8 +207,8 @@ def _scaled(column: str, values: Array, shift: Any, scale: Any) -> Array:
     values = in_shape(values, shape)
     if values.shape[1:] != shape:
         raise ConfigError(
-            f"column {column!r} has rows of shape {values.shape[1:]}; the scaler was fitted on "
-            f"rows of shape {shape}. Give it the columns it was fitted on."
+            f"column {column!r} has rows of shape {values.shape[1:]}, but the scaler was fitted on "
+            f"rows of shape {shape}. Give the columns that it was fitted on."
         )
     # Computed in float64 for every column type: the mean may be far from 0.
     width = int(np.prod(shape, dtype=np.int64))
@@ -219,9 +219,9 @@ def _scaled(column: str, values: Array, shift: Any, scale: Any) -> Array:
 
 
 def _not_zero(scale: Any, *of: Any) -> Any:
-    """Return 1 where a scale is nothing but the rounding errors of the numbers it is of.
+    """Return scales, with 1 in place of those that are only rounding errors of their numbers.
 
-    As scikit-learn does, but for numbers that are all small.
+    scikit-learn does the same, except if all numbers are small.
     """
     largest = np.minimum(1.0, reduce(np.maximum, map(np.abs, of)))
     return np.where(np.less_equal(scale, _ROUNDING * largest), 1.0, scale)

@@ -17,20 +17,19 @@ from hpctrain.world import Communicator
 class SklearnPreprocessor(ColumnPreprocessor):
     """Fits and applies a transformer of scikit-learn, on columns side by side.
 
-    A transformer that has ``partial_fit`` sees the rows of one rank after the other, batch by
-    batch: nothing is gathered, and more ranks are not faster. Of any other the columns of all ranks
-    are gathered on rank 0, whose memory must hold them.
+    A transformer with ``partial_fit`` is fitted on the rows of one rank after the other, batch by
+    batch: nothing is gathered, and more ranks do not make it faster. For any other transformer
+    rank 0 gathers the columns of all ranks, and its memory must hold them.
 
     Parameters
     ----------
     transformer
         An object with ``fit`` and ``transform``. It is copied and stays unfitted.
     columns
-        Columns that make a row together, in this order. Those of arrays come component by
-        component.
+        Columns that together form a row, in this order; arrays are flattened.
     output_column
-        Where the result goes, as one column of vectors; by default back into `columns`, which needs
-        as many results as there are inputs.
+        Name of one result column of vectors; by default `columns` are replaced, which needs as many
+        results as inputs.
     label_column
         Passed to ``fit`` as ``y``, for transformers that learn from labels.
     """
@@ -97,8 +96,8 @@ class SklearnPreprocessor(ColumnPreprocessor):
             every = [part for of_rank, _ in gathered for part in of_rank]
             if not every:
                 raise ConfigError(
-                    f"columns {self.columns} have no rows on any rank: there is nothing to learn "
-                    f"from."
+                    f"columns {self.columns} have no rows on any rank, so nothing can be learned. "
+                    f"Check whether the dataset is empty."
                 )
             inputs = np.concatenate([inputs for inputs, _ in every])
             labels = [np.concatenate([y[0] for _, y in every])] if self.label_column else []
@@ -116,9 +115,9 @@ class SklearnPreprocessor(ColumnPreprocessor):
             return {self.output_column: result}
         if result.shape != inputs.shape:
             raise ConfigError(
-                f"{type(self.transformer).__name__} makes {result.shape[1]} values out of the "
-                f"{inputs.shape[1]} of columns {self.columns}, which do not fit into these. Name a "
-                f"column for them with output_column=."
+                f"{type(self.transformer).__name__} returns {result.shape[1]} values per row for "
+                f"the {inputs.shape[1]} of columns {self.columns}, so it cannot replace these. "
+                f"Name a result column with output_column=."
             )
         outputs, start = {}, 0
         for name in self.columns:
@@ -136,7 +135,7 @@ class SklearnPreprocessor(ColumnPreprocessor):
         return np.concatenate(parts, axis=1, dtype=dtype), labels
 
     def _result_of_none(self, inputs: Array) -> Array:
-        # scikit-learn refuses a batch without rows.
+        # scikit-learn raises for a batch without rows.
         model = self._stats["transformer"]
         names = getattr(model, "get_feature_names_out", None)
         width = len(names()) if names is not None else inputs.shape[1]

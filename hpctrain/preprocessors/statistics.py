@@ -1,6 +1,6 @@
-"""Statistics of columns that ranks can merge: each is one pass over a shard, and one reduction.
+"""Statistics of columns that ranks can merge: one pass over a shard, and one reduction.
 
-All sums are taken in float64. Values that are NaN are left out, as scikit-learn does.
+All sums are computed in float64. NaN is ignored, as in scikit-learn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from hpctrain.preprocessors.categories import count_elements, is_missing
 from hpctrain.preprocessors.kernels import reduced, sums_about
 from hpctrain.world import Communicator
 
-# Rows in which the point is looked for that sums are taken about: these at most, a part at least.
+# The point that sums are taken about is chosen from the first rows: at most _HEAD_ROWS, and about
+# one in _HEAD_PART of a small batch.
 _HEAD_ROWS = 256
 _HEAD_PART = 64
 
@@ -29,19 +30,19 @@ class Statistic(Protocol):
     """Statistics of a column over the rows so far."""
 
     def update(self, values: Array) -> None:
-        """Take rows into account. Not collective."""
+        """Add rows. Not collective."""
 
     def merge(self: S, other: S) -> S:
-        """Return what is known from the rows of both; neither changes. Not collective."""
+        """Return the statistics of the rows of both; neither changes. Not collective."""
 
 
 class Moments:
     """Count, mean and variance of each component of a column.
 
-    Sums are about a value of the column that is near its mean, and meet by the formula of Chan,
-    Golub and LeVeque (1979). The mean stays a distance from such a value, and the difference of two
-    values that are near each other is exact: so no digits cancel, however far from 0 the values
-    are, and the variance of equal values is 0.
+    Sums are taken about a value of the column near its mean, and merged by the formula of Chan,
+    Golub and LeVeque (1979). The mean is stored as its distance from that value, and the difference
+    of two values that are near each other is exact: so no digits are lost, however far from 0 the
+    values are, and the variance of equal values is 0.
     """
 
     def __init__(self) -> None:
@@ -57,24 +58,24 @@ class Moments:
 
     @property
     def mean(self) -> Array:
-        """Of all the values; 0 where there is none."""
+        """Mean of the values; 0 if there is none."""
         mean: Array = self._sums.origin + self._sums.offset
         return mean
 
     @property
     def variance(self) -> Array:
-        """Of all the values as a population; NaN where there is none."""
+        """Population variance of the values; NaN if there is none."""
         with np.errstate(invalid="ignore", divide="ignore"):
             variance: Array = self._sums.deviation / self._sums.count
         return variance
 
     def update(self, values: Array) -> None:
-        """Take rows into account. Not collective.
+        """Add rows. Not collective.
 
         Raises
         ------
         ConfigError
-            If a value is infinite, or so large that its square is.
+            If a value or its square is infinite.
         """
         if not len(values):
             return
@@ -85,7 +86,7 @@ class Moments:
         self.shape = shape
 
     def merge(self, other: Moments) -> Moments:
-        """Return what is known from the rows of both. Not collective."""
+        """Return the statistics of the rows of both. Not collective."""
         if other.shape is None or self.shape is None:
             return self if other.shape is None else other
         merged = Moments()
@@ -116,7 +117,7 @@ class _Sums:
 
     count: Array
     origin: Array
-    """A value of the column, 0 where there is none."""
+    """A value of the column, 0 if there is none."""
     offset: Array
     """Distance of the mean from it."""
     deviation: Array
@@ -124,7 +125,7 @@ class _Sums:
 
 
 def _origin_of(rows: Array) -> Array:
-    """Return for each column a value that is near its mean, 0 where all are NaN or infinite."""
+    """Return for each column a value near its mean, 0 if all are NaN or infinite."""
     head = rows[: min(_HEAD_ROWS, len(rows) // _HEAD_PART + 4)].astype(np.float64)
     components = np.arange(rows.shape[1])
     total = head.sum(axis=0)
@@ -137,7 +138,7 @@ def _origin_of(rows: Array) -> Array:
     distance = np.where(present, np.abs(head - mean), np.inf)
     origin = head[distance.argmin(axis=0), components]
     if len(others := np.flatnonzero(~np.isfinite(origin))):
-        # Their first rows have no value.
+        # The first rows of these columns have no finite value: search all rows.
         columns = rows[:, others].astype(np.float64)
         first = np.isfinite(columns).argmax(axis=0)
         origin[others] = np.nan_to_num(
@@ -166,12 +167,12 @@ class Extremes:
         self.shape: tuple[int, ...] | None = None
         """Shape of one row; None before the first rows."""
         self.minimum: Array = np.zeros(0)
-        """NaN where there is no value."""
+        """NaN if there is no value."""
         self.maximum: Array = np.zeros(0)
-        """NaN where there is no value."""
+        """NaN if there is no value."""
 
     def update(self, values: Array) -> None:
-        """Take rows into account. Not collective.
+        """Add rows. Not collective.
 
         Raises
         ------
@@ -189,7 +190,7 @@ class Extremes:
         self.shape = shape
 
     def merge(self, other: Extremes) -> Extremes:
-        """Return what is known from the rows of both. Not collective."""
+        """Return the statistics of the rows of both. Not collective."""
         if other.shape is None or self.shape is None:
             return self if other.shape is None else other
         merged = Extremes()
@@ -209,7 +210,7 @@ class Counts:
     Parameters
     ----------
     count
-        Counts the values that a column's rows hold; by default each row is one.
+        Counts the values in the rows of a column; by default each row is one value.
     """
 
     def __init__(self, count: Callable[[Array], Counter[Any]] = count_elements) -> None:
@@ -220,18 +221,18 @@ class Counts:
         """Missing values."""
 
     def update(self, values: Array) -> None:
-        """Take rows into account. Not collective."""
+        """Add rows. Not collective."""
         seen = self._count(values)
         for value in [value for value in seen if is_missing(value)]:
             self.missing += seen.pop(value)
         self.counts.update(seen)
 
     def merge(self, other: Counts) -> Counts:
-        """Return what is known from the rows of both. Not collective."""
+        """Return the statistics of the rows of both. Not collective."""
         return _rebuild_counts(self.counts + other.counts, self.missing + other.missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the counting function, which may be a user's own."""
+        """Pickle without the counting function, which may be the user's."""
         return _rebuild_counts, (self.counts, self.missing)
 
 
@@ -243,7 +244,7 @@ def _rebuild_counts(counts: Counter[Any], missing: int) -> Counts:
 
 @dataclass
 class _Partial:
-    """A rank's input to a reduction: its statistics, or why it has none."""
+    """A rank's input to a reduction: its statistics, or its error."""
 
     found: Mapping[str, Any]
     error: str | None = None
@@ -261,12 +262,12 @@ def collect(rows: Rows, make: Mapping[str, Callable[[], S]], comm: Communicator)
     make
         Makes the empty statistic, by column.
     comm
-        The ranks.
+        The communicator of the ranks.
 
     Raises
     ------
     ConfigError
-        If the pass failed on any rank: on every rank, so that none waits for it.
+        If the pass fails on any rank; it is raised on every rank, so that none waits for the other.
     """
     own: Exception | None = None
     partial = _Partial({column: empty() for column, empty in make.items()})
@@ -289,12 +290,12 @@ def collect(rows: Rows, make: Mapping[str, Callable[[], S]], comm: Communicator)
 
 
 def update_named(column: str, statistic: Statistic, values: Array) -> None:
-    """Take rows into account, and name the column if that fails. Not collective.
+    """Add rows, and name the column if that fails. Not collective.
 
     Raises
     ------
     ConfigError
-        If the statistic refuses the values.
+        If the statistic does not accept the values.
     """
     try:
         statistic.update(values)
@@ -325,8 +326,8 @@ def as_numbers(values: Array) -> Array:
             pass
     if values.dtype.kind not in "biuf":
         raise ConfigError(
-            f"it holds {_kind(values)}, and numbers are needed. Encode it first, or leave it out "
-            f"of `columns`."
+            f"it holds {_kind(values)}, but must hold numbers. Encode it first, or leave it out of "
+            f"`columns`."
         )
     return flat_rows(values)
 
@@ -346,9 +347,9 @@ def named_numbers(column: str, values: Array) -> Array:
 
 
 def in_shape(values: Array, shape: tuple[int, ...]) -> Array:
-    """Return a column without rows as one of rows of a shape, others as they are. Not collective.
+    """Return an empty column with rows of this shape; other columns unchanged. Not collective.
 
-    In a data frame, vectors are objects: without any, nothing says how long they would be.
+    In a data frame vectors are objects, so an empty column has lost the shape of its rows.
     """
     if len(values) or values.ndim > 1:
         return values
@@ -364,7 +365,7 @@ def _kind(values: Array) -> str:
 
 
 def finite_numbers(column: str, values: Array) -> Array:
-    """Return what `named_numbers` does, NaN too, but refuse infinite ones. Not collective."""
+    """Return the result of `named_numbers`, but raise for infinite values. Not collective."""
     numbers = named_numbers(column, values)
     if numbers.dtype.kind == "f" and np.isinf(numbers).any():
         raise ConfigError(f"column {column!r}: {infinite_values()}")
@@ -374,7 +375,7 @@ def finite_numbers(column: str, values: Array) -> Array:
 def infinite_values() -> ConfigError:
     """Return the error for values that cannot be fitted. Not collective."""
     return ConfigError(
-        "values are infinite, or reach further than float64 does. Drop or clip them first, for "
+        "values are infinite, or their range exceeds that of float64. Drop or clip them first, for "
         "example with a BatchMapper."
     )
 
@@ -387,7 +388,7 @@ def same_shape(known: tuple[int, ...] | None, new: tuple[int, ...]) -> tuple[int
     Raises
     ------
     ConfigError
-        If it is another one than is known.
+        If it differs from the known one.
     """
     if known is not None and known != new:
         raise ConfigError(

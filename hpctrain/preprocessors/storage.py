@@ -1,9 +1,9 @@
 """Preprocessors on disk: ``preprocessor.json``, and ``preprocessor.npz`` for its arrays.
 
-Reading hpctrain's own classes runs no code. What else a preprocessor is made of is in the second
-file: estimators of scikit-learn in the format of skops, functions and other objects as pickles.
-These are opened if only this user can have written them, this process has pickled the same bytes,
-or the reader declares them trusted (`hpctrain.pickle_trust`).
+Reading hpctrain's own classes runs no code. The second file holds the other parts of a
+preprocessor: estimators of scikit-learn in the format of skops, functions and other objects as
+pickles. These are opened if only this user can have written them, if this process has pickled the
+same bytes, or if the caller declares them trusted (`hpctrain.pickle_trust`).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def save(preprocessor: Preprocessor, directory: str | PathLike[str]) -> None:
     Parameters
     ----------
     preprocessor
-        Fitted or not.
+        The preprocessor, fitted or not.
     directory
-        Exists.
+        An existing directory.
 
     Raises
     ------
@@ -72,10 +72,10 @@ def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocess
     Parameters
     ----------
     directory
-        A checkpoint's, for example.
+        A directory, such as that of a checkpoint.
     trusted
-        Whether functions and objects that are not hpctrain's own may be unpickled, though somebody
-        else can have written them. That runs code.
+        Whether to unpickle functions and objects of other packages even if somebody else can have
+        written them. Unpickling runs code.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def has_preprocessor(directory: str | PathLike[str]) -> bool:
 
 
 def is_stored(preprocessor: Preprocessor, directory: str | PathLike[str]) -> bool:
-    """Return whether a directory holds a preprocessor as it is now, byte by byte.
+    """Return whether a directory holds exactly this preprocessor, byte by byte.
 
     Not collective.
     """
@@ -123,7 +123,7 @@ def serialize(preprocessor: Preprocessor) -> str:
 
 
 def deserialize(serialized: str, *, trusted: bool = False) -> Preprocessor:
-    """Return what `serialize` wrote. Not collective.
+    """Return the preprocessor that `serialize` encoded. Not collective.
 
     Raises
     ------
@@ -146,9 +146,9 @@ def deserialize(serialized: str, *, trusted: bool = False) -> Preprocessor:
 
 
 def load_same(preprocessor: Preprocessor, directory: str | PathLike[str]) -> Preprocessor | None:
-    """Return what a directory holds if it was made by the same call as `preprocessor`, else None.
+    """Return the preprocessor of a directory if the same call made it, else None.
 
-    Not collective. A pickle is opened if it is the same, byte by byte, as one of `preprocessor`.
+    Not collective. A pickle is opened if it equals one of `preprocessor`, byte by byte.
 
     Raises
     ------
@@ -166,9 +166,9 @@ def load_same(preprocessor: Preprocessor, directory: str | PathLike[str]) -> Pre
 
 
 def recognize(preprocessor: Preprocessor) -> None:
-    """Let this process open what ranks will write of a preprocessor that it sends them.
+    """Let this process open the pickles that ranks will write of a preprocessor it sends to them.
 
-    Not collective. Only bytes that are the same are recognized, so nothing else is opened.
+    Not collective. Only equal bytes are recognized, so nothing else is opened.
     """
     Encoder().encode(preprocessor)
 
@@ -191,18 +191,18 @@ def recognized_in(directory: str | PathLike[str]) -> frozenset[str]:
 
 
 def check_is_preprocessor(value: Any) -> None:
-    """Refuse what is none.
+    """Check that a value is a preprocessor.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        The message says what to wrap it in.
+        If it is not; the message names classes to wrap it in.
     """
     if not isinstance(value, Preprocessor):
         raise ConfigError(
-            f"preprocessor={value!r} is a {type(value).__name__}, and no Preprocessor. Wrap a "
+            f"preprocessor={value!r} is a {type(value).__name__}, not a Preprocessor. Wrap a "
             f"transformer of scikit-learn in SklearnPreprocessor, a function in BatchMapper."
         )
 
@@ -262,7 +262,7 @@ def _read_json(folder: Path) -> tuple[dict[str, Any], Foreign | None]:
 
 def _damage(where: object, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"the preprocessor in {where} is damaged: {type(error).__name__}: {error}. Take another "
+        f"the preprocessor in {where} is damaged: {type(error).__name__}: {error}. Use another "
         f"checkpoint, or fit it again."
     )
 
@@ -271,7 +271,8 @@ def _check_format(content: Any, where: str) -> None:
     if content["format"] != _FORMAT:
         raise CheckpointError(
             f"{where} was written by hpctrain {content.get('hpctrain')} in format "
-            f"{content['format']}; this is hpctrain with format {_FORMAT}. Use that version."
+            f"{content['format']}, but this hpctrain reads format {_FORMAT}. Read it with that "
+            f"version."
         )
 
 
@@ -284,5 +285,5 @@ def _array_text(array: Array) -> str:
 def _decode_preprocessor(encoded: Any, reader: Decoder) -> Preprocessor:
     value = reader.decode(encoded)
     if not isinstance(value, Preprocessor):
-        raise ValueError(f"it is a {type(value).__name__}, and no preprocessor")
+        raise ValueError(f"it is a {type(value).__name__}, not a preprocessor")
     return value

@@ -1,4 +1,4 @@
-"""Words: `Tokenizer`, and the vectors that say how often each occurs."""
+"""Words: `Tokenizer`, and vectors of word counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def split_at_spaces(value: str) -> list[str]:
 
 
 def place_of(value: object, num_features: int) -> int:
-    """Return the place of a value in a hashed vector, which is Ray's. Not collective."""
+    """Return the index of a value in a hashed vector, the same as Ray's. Not collective."""
     digest = hashlib.sha256(str(value).encode()).hexdigest()
     return int(digest, 16) % num_features
 
@@ -51,8 +51,8 @@ class _OfText(ColumnPreprocessor):
         for text in texts:
             if not isinstance(text, str) and not is_missing(text):
                 raise ConfigError(
-                    f"column {column!r} holds {text!r}, a {type(text).__name__}, and texts are "
-                    f"needed. Make texts of it first, for example with a BatchMapper."
+                    f"column {column!r} holds {text!r}, a {type(text).__name__}, but must hold "
+                    f"texts. Convert it to text first, for example with a BatchMapper."
                 )
         return [[] if is_missing(text) else list(split(text)) for text in texts]
 
@@ -65,9 +65,9 @@ class Tokenizer(_OfText):
     columns
         Columns of texts. A missing text becomes an empty list.
     tokenization_fn
-        Returns the words of a text; by default what is between single spaces.
+        Returns the words of a text; by default the text is split at single spaces.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     _is_fittable = False
@@ -87,24 +87,24 @@ class Tokenizer(_OfText):
 
 
 class HashingVectorizer(_OfText):
-    """Replaces each text by a vector that says how often each word occurs, by the word's hash.
+    """Replaces each text by a vector of word counts, at the indices of the words' hashes.
 
-    The hash is that of Ray, SHA-256, so words have the same places.
+    The hash is SHA-256, as in Ray, so words have the same indices.
 
     Parameters
     ----------
     columns
         Columns of texts.
     num_features
-        Length of the vectors. The more, the fewer words share a place.
+        Length of the vectors. In longer vectors fewer words share an index.
     tokenization_fn
-        Returns the words of a text; by default what is between single spaces.
+        Returns the words of a text; by default the text is split at single spaces.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     _is_fittable = False
-    # 1 hashed by SHA-1.
+    # Version 1 hashed with SHA-1.
     _version = 2
 
     def __init__(
@@ -129,18 +129,18 @@ class HashingVectorizer(_OfText):
 
 
 class CountVectorizer(_OfText):
-    """Replaces each text by a vector that says how often each word of the training data occurs.
+    """Replaces each text by a vector of counts of the words of the training data.
 
     Parameters
     ----------
     columns
         Columns of texts.
     tokenization_fn
-        Returns the words of a text; by default what is between single spaces.
+        Returns the words of a text; by default the text is split at single spaces.
     max_features
-        How many words of a column count, the most frequent ones; None: all.
+        Most words of a column to count: the most frequent ones. None is all.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     def __init__(
@@ -179,23 +179,23 @@ class CountVectorizer(_OfText):
 
 
 class FeatureHasher(ColumnPreprocessor):
-    """Makes a vector of several columns: each is added at the place of its name's hash.
+    """Makes a vector from several columns: each is added at the index of its name's hash.
 
-    It is meant for columns that count words, of which there are many. The hash is that of Ray,
-    SHA-256, so columns have the same places.
+    It is meant for many columns of word counts. The hash is SHA-256, as in Ray, so columns have the
+    same indices.
 
     Parameters
     ----------
     columns
-        Columns of numbers. They stay.
+        Columns of numbers. They are kept.
     num_features
-        Length of the vectors. The more, the fewer columns share a place.
+        Length of the vectors. In longer vectors fewer columns share an index.
     output_column
-        The column of vectors.
+        Name of the column of vectors.
     """
 
     _is_fittable = False
-    # 1 hashed by SHA-1.
+    # Version 1 hashed with SHA-1.
     _version = 2
 
     def __init__(self, columns: list[str], num_features: int, output_column: str) -> None:
@@ -213,8 +213,8 @@ class FeatureHasher(ColumnPreprocessor):
         for name, values in columns.items():
             if values.ndim > 1:
                 raise ConfigError(
-                    f"column {name!r} holds arrays of shape {values.shape[1:]}. FeatureHasher "
-                    f"takes columns of single numbers."
+                    f"column {name!r} holds arrays of shape {values.shape[1:]}. Give FeatureHasher "
+                    f"columns of single numbers."
                 )
             vectors[:, place_of(name, self.num_features)] += named_numbers(name, values)[:, 0]
         return {self.output_column: vectors}

@@ -1,4 +1,4 @@
-"""What a trainer does with its preprocessor: look at it, fit it on the ranks, apply it."""
+"""A trainer's use of its preprocessor: check it, fit it on the ranks, apply it."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ FIT_ON = "train"
 
 
 def check_preprocessor(preprocessor: Any, datasets: Mapping[str, Any]) -> None:
-    """Refuse what a run could not use, before it is started.
+    """Check before a run starts that it can use a preprocessor.
 
     Not collective.
 
     Parameters
     ----------
     preprocessor
-        What the trainer was given.
+        The trainer's preprocessor.
     datasets
         Datasets by name. None is read.
 
     Raises
     ------
     ConfigError
-        If it is no preprocessor, has nothing to learn from, or needs a column that is not there.
+        If it is not a preprocessor, has no dataset to learn from, or needs a missing column.
     """
     storage.check_is_preprocessor(preprocessor)
-    # One that has no way to learn is looked at when it is to: see check_can_learn().
+    # check_can_learn() handles a preprocessor that defines no fit.
     if needs_fit(preprocessor) and FIT_ON not in datasets and not preprocessor._lacks_fit():
         raise MissingDatasetError(
-            f"preprocessor={preprocessor!r} has to learn from a dataset {FIT_ON!r}, and the "
-            f"trainer has {sorted(datasets) or 'none'}. Give it datasets={{{FIT_ON!r}: ...}}, or a "
-            f"preprocessor that is fitted."
+            f"preprocessor={preprocessor!r} learns from a dataset {FIT_ON!r}, but the trainer has "
+            f"{sorted(datasets) or 'none'}. Give it datasets={{{FIT_ON!r}: ...}}, or a fitted "
+            f"preprocessor."
         )
     for name, dataset in datasets.items():
         if callable(dataset) and not is_dataset(dataset):
             continue
         _check_form(name, dataset)
     train: Any = datasets.get(FIT_ON)
-    # What steps make of the columns is known after they were tried, which is for the ranks to do.
+    # The columns after steps are known only after trying the steps, which the ranks do.
     if is_dataset(train) and not getattr(train, "steps", ()):
         missing = [c for c in preprocessor.get_input_columns() if c not in train.columns()]
         if missing:
             raise ConfigError(
-                f"preprocessor={preprocessor!r} needs columns {missing}, and dataset {FIT_ON!r} "
+                f"preprocessor={preprocessor!r} needs columns {missing}, but dataset {FIT_ON!r} "
                 f"has {train.columns()}. Name some of these."
             )
 
 
 def check_can_learn(preprocessor: Preprocessor, datasets: Mapping[str, Any]) -> None:
-    """Refuse what has something to learn and no way to, before a run is started.
+    """Check before a run starts that a preprocessor that must be fitted defines a fit.
 
-    Not collective. Without datasets there is nothing that it is applied to: it is stored as it is,
-    with each checkpoint, as Ray Train does.
+    Not collective. Without datasets it is not applied: each checkpoint stores it unfitted, as in
+    Ray Train.
 
     Raises
     ------
     ConfigError
-        The message says what it lacks.
+        If it does not; the message says what to define.
     """
     if datasets and preprocessor._lacks_fit():
-        # The base class's, which says what is to be defined.
+        # The method of the base class, which raises the error.
         preprocessor._fit(None)
 
 
 def needs_fit(preprocessor: Preprocessor) -> bool:
-    """Return whether a preprocessor has to learn something before it is applied. Not collective."""
+    """Return whether a preprocessor must be fitted before it is applied. Not collective."""
     return preprocessor.fit_status() in (FitStatus.NOT_FITTED, FitStatus.PARTIALLY_FITTED)
 
 
@@ -89,23 +89,23 @@ def fit_for_training(
 ) -> Preprocessor:
     """Return a trainer's preprocessor, fitted.
 
-    Collective. One that is fitted is taken as it is. What the run resumes from is looked at first:
-    if it holds the same preprocessor, that is taken, so that a run that goes on with other ranks
+    Collective. A fitted preprocessor is returned unchanged. If the checkpoint that the run resumes
+    from holds the same preprocessor, that one is used, so that a run that resumes with other ranks
     has the same numbers. Else it learns from the dataset "train", of which each rank reads a part;
-    rank 0 reads the whole where a preprocessor of the user's needs that.
+    rank 0 reads all of it if the preprocessor is a user's class that needs it whole.
 
     Parameters
     ----------
     preprocessor
-        What the trainer was given.
+        The trainer's preprocessor.
     datasets
         Datasets by name.
     comm
-        The ranks.
+        The communicator of the ranks.
     checkpoint
-        What the run resumes from.
+        Checkpoint that the run resumes from.
     heartbeat
-        Called for each batch.
+        Called after each batch that is read.
 
     Raises
     ------
@@ -114,17 +114,17 @@ def fit_for_training(
     """
     if not needs_fit(preprocessor) or (not datasets and preprocessor._lacks_fit()):
         return preprocessor
-    # One rank reads for all: a shared filesystem need not be asked by each of them.
+    # One rank reads for all, to spare a shared filesystem.
     text = comm.bcast(_stored(preprocessor, checkpoint) if comm.rank == 0 else None)
     if text is not None:
-        # Rank 0 has opened it without trusting it.
+        # Rank 0 has already read it as untrusted.
         return storage.deserialize(text, trusted=True)
     dataset = _made(datasets[FIT_ON])
     _check_form(FIT_ON, dataset)
     if preprocessor._learns_from_whole():
         fitted = None
         if comm.rank == 0:
-            # A fit() of one's own need not return the preprocessor.
+            # A user's fit() need not return the preprocessor.
             returned: Preprocessor | None = preprocessor.fit(dataset)
             fitted = (preprocessor if returned is None else returned).serialize()
         return storage.deserialize(comm.bcast(fitted), trusted=True)
@@ -143,9 +143,9 @@ def fit_for_training(
 
 
 def transformed(preprocessor: Preprocessor, name: str, dataset: Any) -> Any:
-    """Return a dataset, or a part of one, with a preprocessor applied; a Dataset when it is read.
+    """Return a dataset, or a part of one, with a preprocessor applied.
 
-    Not collective.
+    Not collective. A Dataset is transformed when it is read.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def _stored(preprocessor: Preprocessor, checkpoint: Path | None) -> str | None:
     try:
         stored = storage.load_same(preprocessor, checkpoint)
     except CheckpointError as error:
-        log(f"{error} It is fitted again.")
+        log(f"{error} The preprocessor is fitted again.")
         return None
     return None if stored is None else stored.serialize()
 
@@ -175,11 +175,11 @@ def _check_form(name: str, dataset: Any) -> None:
     if is_dataset(dataset) or hasattr(dataset, "iloc"):
         return
     try:
-        columns = f", here {names_of(dataset)}"
+        columns = f" with columns {names_of(dataset)}"
     except ConfigError:
         columns = ""
     raise ConfigError(
-        f"dataset {name!r} is a {type(dataset).__name__}; with a preprocessor, datasets need "
-        f"columns with names{columns}, and rows. Give a hpctrain.data.Dataset, which "
-        f"hpctrain.data.from_numpy({{'x': array}}) makes, or a pandas data frame."
+        f"dataset {name!r} is a {type(dataset).__name__}{columns}; a preprocessor needs a dataset "
+        f"of rows with named columns. Give a hpctrain.data.Dataset, such as "
+        f"hpctrain.data.from_numpy({{'x': array}}), or a pandas data frame."
     )

@@ -1,4 +1,4 @@
-"""`PowerTransformer`: numbers made more like those of a normal distribution."""
+"""`PowerTransformer`: makes numbers closer to a normal distribution."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NO_POWER = 1e-19
 
 
 class PowerTransformer(ColumnPreprocessor):
-    """Raises values to a power, in the way of Yeo and Johnson or of Box and Cox.
+    """Applies the power transform of Yeo and Johnson, or of Box and Cox.
 
-    NaN stays NaN; infinite values are refused.
+    NaN stays NaN; infinite values raise an error.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class PowerTransformer(ColumnPreprocessor):
     method
         ``"yeo-johnson"``, for all numbers, or ``"box-cox"``, for those above 0; others become NaN.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     """
 
     _is_fittable = False
@@ -46,7 +46,7 @@ class PowerTransformer(ColumnPreprocessor):
     ) -> None:
         check_choice("method", method, ("yeo-johnson", "box-cox"))
         if not is_number(power):
-            raise ConfigError(f"power={power!r}: a finite number is needed.")
+            raise ConfigError(f"power={power!r} is not a finite number. Give one, such as 0.5.")
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
         self.power = power
@@ -78,8 +78,8 @@ def _yeo_johnson(values: Array, power: float) -> Array:
 def _power(logarithms: Array, power: float) -> Array:
     """Return ``(x**power - 1) / power`` for the logarithms of x, and its limit at 0.
 
-    As SciPy does: where the power is small, ``x**power`` is so near 1 that few digits are left.
+    As in SciPy: for a small power, ``x**power`` is so near 1 that the difference loses digits.
     """
-    # A power below that changes no digit, and its inverse may be infinite.
+    # A smaller power changes no digit, and its inverse may be infinite.
     made: Array = logarithms if abs(power) < _NO_POWER else np.expm1(power * logarithms) / power
     return made

@@ -21,12 +21,12 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
     columns
         Columns of arrays.
     transform
-        Is given a tensor, or an array if it does not take tensors, as ``ToTensor`` does not;
-        returns a tensor or an array.
+        Takes a tensor, or an array if it does not accept tensors, such as ``ToTensor``; returns a
+        tensor or an array.
     output_columns
-        Where the results go; by default into the columns themselves.
+        Names of the result columns; by default the columns are replaced.
     batched
-        Whether it is given all images of a batch at once.
+        Whether it takes all images of a batch at once.
     """
 
     _is_fittable = False
@@ -39,7 +39,9 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
         batched: bool = False,
     ) -> None:
         if not callable(transform):
-            raise ConfigError(f"transform={transform!r} is not a function. Give one of a tensor.")
+            raise ConfigError(
+                f"transform={transform!r} cannot be called. Give a function of a tensor."
+            )
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
         self.transform_fn = transform
@@ -62,7 +64,7 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
         outputs = {}
         for name, output in self._names():
             images = columns[name]
-            # What it makes of none has the type and shape of what it makes of one.
+            # Transform one image of zeros to learn type and shape of the result for an empty batch.
             is_empty = not len(images) and images.ndim > 1
             given = np.zeros((1, *images.shape[1:]), images.dtype) if is_empty else images
             if self.batched or not len(given):
@@ -76,7 +78,7 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
         import torch
 
         try:
-            # A copy: the array may be the dataset's own, and not to be written to.
+            # torch.tensor copies: the array may be a read-only view of the dataset.
             made = self.transform_fn(torch.tensor(array))
         except TypeError:
             made = self.transform_fn(array)

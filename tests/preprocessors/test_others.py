@@ -89,7 +89,7 @@ def test_texts_stay_texts_whatever_is_put_between_them():
     ],
 )
 def test_a_constant_that_a_column_cannot_hold_is_refused(values, fill):
-    with pytest.raises(ConfigError, match=r"column 'c' is of type .* Give another fill_value"):
+    with pytest.raises(ConfigError, match=r"column 'c' has type .* Give another fill_value"):
         SimpleImputer(["c"], "constant", fill).transform_batch({"c": values})
 
 
@@ -103,7 +103,7 @@ def test_missing_times_and_durations_are_replaced():
 
 
 def test_a_constant_is_given_for_that_strategy_only():
-    with pytest.raises(ConfigError, match="fill_value is given with strategy='constant'"):
+    with pytest.raises(ConfigError, match="Give fill_value with strategy='constant'"):
         SimpleImputer(["x"], "constant")
     with pytest.raises(ConfigError, match="fill_value"):
         SimpleImputer(["x"], "mean", fill_value=3)
@@ -166,21 +166,21 @@ def test_bins_have_the_type_that_is_asked_for():
     made = discretizer.transform_batch(pandas.DataFrame({"x": [0.5, 1.5], "y": [0.5, 9]}))
     assert made["x"].dtype == np.int8
     assert made["y"].tolist() == ["low", np.nan] or made["y"].isna().tolist() == [False, True]
-    with pytest.raises(ConfigError, match=r"holds 7\.0, which is in none of the bins"):
+    with pytest.raises(ConfigError, match=r"holds 7\.0, which is outside of the bins"):
         discretizer.transform_batch({"x": np.array([7.0]), "y": np.array([0.5])})
 
 
 def test_bins_that_cannot_be_are_refused():
-    with pytest.raises(ConfigError, match="Edges must rise"):
+    with pytest.raises(ConfigError, match="Give edges in ascending order"):
         CustomKBinsDiscretizer(["x"], [0, 2, 1])
     with pytest.raises(ConfigError, match="duplicates='drop'"):
         CustomKBinsDiscretizer(["x"], [0, 1, 1])
     assert CustomKBinsDiscretizer(["x"], [0, 1, 1], duplicates="drop").bins == {"x": [0, 1]}
-    with pytest.raises(ConfigError, match="No edge can be NaN"):
+    with pytest.raises(ConfigError, match="Give edges that are not NaN"):
         CustomKBinsDiscretizer(["x"], [0, np.nan, 1])
-    with pytest.raises(ConfigError, match="that holds the numbers of 300 bins"):
+    with pytest.raises(ConfigError, match="cannot hold the numbers of 300 bins"):
         UniformKBinsDiscretizer(["x"], 300, dtypes={"x": np.uint8})
-    with pytest.raises(ConfigError, match="Give bins for each column"):
+    with pytest.raises(ConfigError, match="Give bins for each"):
         UniformKBinsDiscretizer(["x", "y"], {"x": 3})
     with pytest.raises(ConfigError, match="has 1 categories for 3 bins"):
         UniformKBinsDiscretizer(["x"], 3, dtypes={"x": pandas.CategoricalDtype(["a"])})
@@ -188,7 +188,9 @@ def test_bins_that_cannot_be_are_refused():
 
 def test_nan_does_not_become_an_integer():
     batch = {"a": np.array([1, np.nan]), "b": np.array([1, 2])}
-    with pytest.raises(ConfigError, match=r"column 'a' holds NaN .* dtype=int64 has none"):
+    with pytest.raises(
+        ConfigError, match=r"column 'a' holds NaN .* which dtype=int64 cannot represent"
+    ):
         Concatenator(["a", "b"], "f", dtype=np.int64).transform_batch(batch)
 
 
@@ -204,7 +206,7 @@ def test_nan_does_not_become_an_integer():
 )
 def test_texts_are_no_numbers_whatever_holds_them(preprocessor):
     for column in (np.array(["02", "1"]), np.array(["02", "1"], dtype=object)):
-        with pytest.raises(ConfigError, match="column 'x': it holds text, and numbers are needed"):
+        with pytest.raises(ConfigError, match="column 'x': it holds text, but must hold numbers"):
             preprocessor.transform_batch({"x": column})
 
 
@@ -240,11 +242,11 @@ def test_all_columns_are_put_side_by_side_but_those_that_are_excluded(form):
 
 
 def test_columns_to_put_side_by_side_are_named_once_and_there_are_some():
-    with pytest.raises(ConfigError, match=r"columns= says which they are\. Leave it out"):
+    with pytest.raises(ConfigError, match=r"columns= names the columns already\. Leave it out"):
         Concatenator(["a"], exclude=["y"])
-    with pytest.raises(ConfigError, match=r"exclude='y': a list of names"):
+    with pytest.raises(ConfigError, match=r"exclude='y' is not a list of names"):
         Concatenator(exclude="y")
-    with pytest.raises(ConfigError, match=r"it is left no column\. There is \['y'\]"):
+    with pytest.raises(ConfigError, match=r"no column is left\. The batch has \['y'\]"):
         Concatenator(exclude=["y"]).transform_batch({"y": np.zeros(2)})
 
 
@@ -296,7 +298,7 @@ def test_columns_are_hashed_to_the_places_that_ray_gives_them():
 
 def test_what_is_no_text_has_no_words():
     column = np.array(["a b", 7], dtype=object)
-    with pytest.raises(ConfigError, match="column 't' holds 7, a int, and texts are needed"):
+    with pytest.raises(ConfigError, match="column 't' holds 7, a int, but must hold texts"):
         HashingVectorizer(["t"], 8).transform_batch({"t": column})
     with pytest.raises(ConfigError, match="column 't' holds 7"):
         CountVectorizer(["t"]).fit({"t": column})

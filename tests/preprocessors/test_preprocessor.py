@@ -74,7 +74,7 @@ def test_what_has_learned_nothing_cannot_be_applied(batch):
 
 def test_fitting_again_is_said_and_replaces_what_was_learned(batch):
     scaler = StandardScaler(["x"]).fit({"x": np.array([7.0])})
-    with pytest.warns(UserWarning, match="StandardScaler has been fitted before"):
+    with pytest.warns(UserWarning, match="StandardScaler is fitted already"):
         scaler.fit(batch)
     assert scaler.stats_ is not None
     assert scaler.stats_["mean(x)"] == pytest.approx(8 / 3)
@@ -225,7 +225,7 @@ def test_a_batch_without_rows_is_transformed_too(batch):
 
 
 def test_a_missing_column_is_named_with_those_that_there_are(batch):
-    message = "column 'y' is missing. There is 'x', 'v', 'c', 'other': name one of these"
+    message = "column 'y' is missing. The batch has 'x', 'v', 'c', 'other': name one of these"
     with pytest.raises(ConfigError, match=message):
         StandardScaler(["y"]).fit(batch)
     with pytest.raises(ConfigError, match=message):
@@ -237,8 +237,8 @@ def test_a_missing_column_is_named_with_those_that_there_are(batch):
 @pytest.mark.parametrize(
     ("columns", "outputs", "message"),
     [
-        ("x", None, "a list of names is needed"),
-        ([], None, "one name or more"),
+        ("x", None, "is not a list of names"),
+        ([], None, "Give one or more names"),
         (["x", "x"], None, "each once"),
         (["x"], ["a", "b"], "has another length"),
     ],

@@ -49,7 +49,9 @@ def test_another_number_of_values_goes_into_a_column_of_its_own(fit_on_ranks, ta
     assert_allclose(np.abs(made["parts"]), np.abs(expected), rtol=1e-9, atol=1e-12)
     assert fitted.transform_batch(as_columns(table[:0]))["parts"].shape == (0, 2)
     in_place = SklearnPreprocessor(pca, ["a", "v"]).fit(as_columns(table))
-    with pytest.raises(ConfigError, match=r"PCA makes 2 values out of the 3 .*output_column="):
+    with pytest.raises(
+        ConfigError, match=r"PCA returns 2 values per row for the 3 .*output_column="
+    ):
         in_place.transform_batch(as_columns(table))
 
 

@@ -240,9 +240,9 @@ def test_a_data_frame_is_transformed_too(tmp_path: Path):
 @pytest.mark.parametrize(
     ("preprocessor", "datasets", "message"),
     [
-        ({"mean": 1}, {}, "is a dict, and no Preprocessor. Wrap a transformer of scikit-learn"),
-        (StandardScaler(["x"]), {}, "has to learn from a dataset 'train'.* has none"),
-        (StandardScaler(["x"]), {"train": [1, 2]}, "'train' is a list; with a preprocessor"),
+        ({"mean": 1}, {}, "is a dict, not a Preprocessor. Wrap a transformer of scikit-learn"),
+        (StandardScaler(["x"]), {}, "learns from a dataset 'train'.* has none"),
+        (StandardScaler(["x"]), {"train": [1, 2]}, "'train' is a list; a preprocessor needs"),
         (StandardScaler(["z"]), {"train": from_numpy({"x": np.ones(3)})}, r"needs columns \['z'\]"),
     ],
 )
@@ -268,7 +268,7 @@ def test_one_that_cannot_learn_is_refused_before_the_run_is_started(
 ):
     datasets = {name: from_numpy({"x": np.ones(3)})}
     made = trainer(tmp_path, preprocessor=preprocessor, datasets=datasets)
-    with pytest.raises(ConfigError, match=r"has nothing to learn with: define _fit\(self, ds\)"):
+    with pytest.raises(ConfigError, match=r"defines no fit. Define _fit\(self, ds\)"):
         made.fit()
     assert not list(tmp_path.iterdir())
 
