@@ -1,4 +1,4 @@
-"""`BatchPredictor`: a checkpoint, and a run whose ranks score a dataset with it."""
+"""`BatchPredictor`: a run whose ranks score a dataset with the model of a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class BatchPrediction(FunctionRun):
     Parameters
     ----------
     scoring
-        What is scored.
+        Dataset, model and output.
     scaling_config, run_config
         As in `hpctrain.BaseTrainer`.
 
     Raises
     ------
     ConfigError
-        If the run is to stop before all rows are scored.
+        If `run_config` has a stop criterion.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class BatchPrediction(FunctionRun):
         self.scoring = scoring
         if self.run_config.stop is not None:
             raise ConfigError(
-                "RunConfig(stop=...) would end a prediction before all rows are scored. Leave it "
-                "out; predict on dataset.limit(n) to score fewer."
+                f"RunConfig(stop={self.run_config.stop!r}) would end a prediction before all rows "
+                f"are scored. Leave it out; to score fewer rows, predict on dataset.limit(n)."
             )
         if self.run_config.checkpoint_config == CheckpointConfig():
-            # They say how far the run is, and nobody wants the old ones.
+            # A prediction's checkpoints only show its progress.
             last_only = CheckpointConfig(num_to_keep=1)
             self.run_config = replace(self.run_config, checkpoint_config=last_only)
 
@@ -80,14 +80,14 @@ class BatchPrediction(FunctionRun):
         )
 
     def finished_output(self) -> Output | None:
-        """Return the output if it is there, finished by another run than this one.
+        """Return the output if another run has finished it.
 
         Not collective.
 
         Raises
         ------
         ConfigError
-            If what is there belongs to another prediction.
+            If another prediction has written there.
         """
         scoring = self.scoring
         if (begun := _find_run(self.run_config)) is not None:
@@ -104,16 +104,16 @@ class BatchPredictor:
     Parameters
     ----------
     checkpoint
-        The model. Every rank loads it once, from the shared filesystem.
+        Checkpoint of the model. Every rank loads it once, from the shared filesystem.
     predictor_cls
-        Class that loads and calls it.
+        Class that loads and calls the model.
     **predictor_kwargs
-        For ``predictor_cls.from_checkpoint()``.
+        Arguments of ``predictor_cls.from_checkpoint()``.
 
     Raises
     ------
     ConfigError
-        If the checkpoint is that of another framework.
+        If the checkpoint is of another framework.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class BatchPredictor:
         given: object = predictor_cls
         if not (isinstance(given, type) and issubclass(given, Predictor)):
             raise ConfigError(
-                f"predictor_cls={predictor_cls!r}: a class that extends hpctrain.predict.Predictor "
-                f"is needed, such as hpctrain.xgboost.XGBoostPredictor."
+                f"predictor_cls={predictor_cls!r} is not a class that extends "
+                f"hpctrain.predict.Predictor. Give one, such as hpctrain.xgboost.XGBoostPredictor."
             )
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise ConfigError(
@@ -154,7 +154,7 @@ class BatchPredictor:
         Raises
         ------
         ConfigError
-            If the checkpoint is that of another framework.
+            If the checkpoint is of another framework.
         """
         return cls(checkpoint, predictor_cls, **kwargs)
 
@@ -166,7 +166,7 @@ class BatchPredictor:
         return cls(None, FunctionPredictor, function=pandas_udf)
 
     def get_preprocessor(self) -> Any:
-        """Return what batches go through before the model, or None. Not collective."""
+        """Return the preprocessor of batches, or None. Not collective."""
         if self._preprocessor is not None or self._checkpoint is None:
             return self._preprocessor
         trusted = bool(self._predictor_kwargs.get("trust_preprocessor"))
@@ -189,48 +189,48 @@ class BatchPredictor:
         rows_per_part: int | None = None,
         **predict_kwargs: Any,
     ) -> Dataset:
-        """Score a dataset, and return the predictions as another.
+        """Score a dataset, and return the predictions as a dataset.
 
-        Not collective, except where this process already is a rank. It is a run as that of a
-        trainer, in every home, with its directory, restarts and display. Rows are scored and
-        written in parts; the same call after a failure goes on with the parts that are missing, and
-        once more it returns what is there.
+        Not collective, unless this process is already a rank. It is a run like that of a trainer,
+        in every home, with its directory, restarts and display. Rows are scored and written in
+        parts. The same call after a failure scores only the missing parts; after success it returns
+        the existing output.
 
         Parameters
         ----------
         data
             A `hpctrain.data.Dataset`, a path or paths, or arrays and frames in memory.
         feature_columns
-            Columns that the predictor is given, after the preprocessor. None: those that the
-            checkpoint names; if it names none, all but `keep_columns`.
+            Columns for the predictor, after the preprocessor. None is those that the checkpoint
+            names; if it names none, all but `keep_columns`.
         keep_columns
             Columns to copy beside the predictions, after the preprocessor.
         batch_size
-            Rows that the predictor is given at a time.
+            Rows of a batch for the predictor.
         output
-            Where the predictions go; its ending says the format: ``.h5`` (virtual datasets over a
+            Path of the predictions. Its ending sets the format: ``.h5`` (virtual datasets over a
             file for each part), ``.parquet`` (a directory), ``.csv`` or ``.npy`` (one file). Rows
-            are in the order of the input. None: ``artifacts/predictions.h5`` in the run directory.
+            are in the order of the input. None is ``artifacts/predictions.h5`` in the run
+            directory.
         scaling_config, run_config
             As for a trainer.
         rows_per_part
-            Rows that are scored again, at most, by each rank after a failure, in whole batches.
-            None: as suits the number of ranks.
+            Rows of a part, rounded up to whole batches: each rank scores at most these again after
+            a failure. None chooses by the number of ranks.
         **predict_kwargs
-            For the predictor's ``predict()``. Ray Train's ``max_scoring_workers``,
-            ``min_scoring_workers``, ``num_cpus_per_worker`` and ``num_gpus_per_worker`` are taken
-            in place of a `scaling_config`; workers with GPUs load the predictor with
-            ``use_gpu=True``.
+            Arguments of the predictor's ``predict()``. Ray Train's ``max_scoring_workers``,
+            ``min_scoring_workers``, ``num_cpus_per_worker`` and ``num_gpus_per_worker`` replace a
+            `scaling_config`; workers with GPUs load the predictor with ``use_gpu=True``.
 
         Raises
         ------
         ConfigError
-            If something is impossible, such as a feature that is missing, an output that exists or
-            an argument that the predictor does not have; nothing has been started then.
+            If the prediction is impossible, for example if a feature is missing, the output exists
+            or the predictor lacks an argument; nothing is started then.
         LaunchError
-            If the ranks, or the job, could not be started.
+            If the ranks, or the job, cannot be started.
         TrainingFailedError
-            If the run failed or was stopped.
+            If the run fails or is stopped.
         """
         run = self._plan(
             data,
@@ -245,10 +245,10 @@ class BatchPredictor:
         )
         if (done := run.finished_output()) is not None:
             if run.run_config.verbose:
-                log(f"{done.path} is there already, and is returned.", to=sys.stdout)
+                log(f"{done.path} is complete already; it is returned.", to=sys.stdout)
             return done.read()
         result = run.fit()
-        # Where this process is a rank, one of them speaks for all.
+        # If this process is a rank, only rank 0 logs.
         is_speaker = environ.variable(environ.RANK_MARKER) in (None, "0")
         if run.run_config.verbose and is_speaker and "output" in result.metrics:
             log(f"{describe_result(result)}")
@@ -267,9 +267,9 @@ class BatchPredictor:
         rows_per_part: int | None = None,
         **predict_kwargs: Any,
     ) -> RunHandle:
-        """Begin to score a dataset and return at once; the run goes on without this process.
+        """Begin to score a dataset and return at once; the run does not need this process.
 
-        Not collective. As ``submit()`` of a trainer. When the run is over,
+        Not collective. Like ``submit()`` of a trainer. After the run,
         ``result().metrics["output"]`` is the path of the predictions, and `predict` with the same
         arguments returns them.
 
@@ -283,9 +283,9 @@ class BatchPredictor:
         Raises
         ------
         ConfigError
-            If something is impossible, or the output is there already; nothing is started then.
+            If the prediction is impossible, or the output exists; nothing is started then.
         LaunchError
-            If Slurm refused the job.
+            If Slurm refuses the job.
         """
         run = self._plan(
             data,
@@ -300,8 +300,8 @@ class BatchPredictor:
         )
         if (done := run.finished_output()) is not None:
             raise ConfigError(
-                f"{done.path} is there already and has these predictions, so there is no run to "
-                f"submit. Call predict(), which returns it, or choose another output."
+                f"{done.path} holds these predictions already, so there is no run to submit. Call "
+                f"predict(), which returns them, or choose another output."
             )
         return run.submit()
 
@@ -318,7 +318,7 @@ class BatchPredictor:
         rows_per_part: int | None,
         predict_kwargs: dict[str, Any],
     ) -> BatchPrediction:
-        """Return the run that scores what is asked for."""
+        """Return the run of a prediction."""
         scaling_config, predictor_kwargs = take_scaling(
             predict_kwargs, scaling_config, self._predictor_cls, self._predictor_kwargs
         )
@@ -347,7 +347,7 @@ _OWN_ARGUMENTS = tuple(inspect.signature(BatchPredictor.predict).parameters)[1:-
 
 
 def describe_result(result: Result) -> str:
-    """Return in a line what a finished prediction did. Not collective."""
+    """Return one line about a finished prediction. Not collective."""
     metrics = result.metrics
     before = metrics["rows_before"]
     resumed = f", {before} of them before" if before else ""
@@ -361,7 +361,7 @@ def describe_result(result: Result) -> str:
 
 
 def _find_run(run_config: RunConfig) -> RunPaths | None:
-    """Return the run's directory if it has begun: then it knows what its output is."""
+    """Return the run's directory if the run has begun; its output may be in there."""
     if run_config.name is None:
         return None
     paths = RunPaths(Path(run_config.storage_path).absolute() / run_config.name)

@@ -1,4 +1,4 @@
-"""Batches of rows in the forms that predictors take, and their output in the same form."""
+"""Batches in the formats that predictors take, and their output in the same format."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hpctrain.errors import ConfigError
 BatchForm: TypeAlias = Literal["array", "columns", "pandas", "arrow"]
 
 PREDICTIONS = "predictions"
-"""Name of the output of a predictor that gives none."""
+"""Name of an output to which the predictor gives no name."""
 
 
 class OnlyOutput(np.ndarray[Any, Any]):
-    """The array of a predictor's only output, which is also found by the output's name.
+    """The array of a predictor's only output, which also supports indexing by the output's name.
 
-    Of estimators and trees some versions of Ray Train return an array for a bare array, and others
-    a dict.
+    For a bare array, some versions of Ray Train's predictors of estimators and trees return an
+    array, others a dict.
     """
 
     output_name: str | None = None
@@ -35,7 +35,7 @@ class OnlyOutput(np.ndarray[Any, Any]):
         return named
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the plain array for its name, else what an array returns."""
+        """Return the plain array for its name; other keys index the array."""
         if isinstance(key, str) and key == self.output_name:
             return self.view(np.ndarray)
         return super().__getitem__(key)
@@ -46,12 +46,12 @@ class OnlyOutput(np.ndarray[Any, Any]):
 
 
 def form_of(batch: Any) -> BatchForm:
-    """Return in which form a batch is. Not collective.
+    """Return the format of a batch. Not collective.
 
     Raises
     ------
     ConfigError
-        If it is none that predictors take.
+        If predictors do not take it.
     """
     if isinstance(batch, np.ndarray):
         return "array"
@@ -62,13 +62,13 @@ def form_of(batch: Any) -> BatchForm:
     if hasattr(batch, "schema") and hasattr(batch, "column"):
         return "arrow"
     raise ConfigError(
-        f"a batch of type {type(batch).__name__} cannot be predicted on. Give a NumPy array, a "
+        f"a predictor cannot score a batch of type {type(batch).__name__}. Give a NumPy array, a "
         f"dict of arrays, a pandas DataFrame or an Arrow table."
     )
 
 
 def to_columns(batch: Any) -> Any:
-    """Return a batch as a dict of arrays; a bare array stays one. Not collective."""
+    """Return a batch as a dict of arrays; a bare array stays unchanged. Not collective."""
     return batch if isinstance(batch, np.ndarray) else from_any(batch)
 
 
@@ -88,7 +88,7 @@ def flatten_columns(batch: Mapping[str, Any]) -> Batch:
 
 
 def name_outputs(output: Any) -> Batch:
-    """Return what a predictor gave, as a dict of arrays. Not collective.
+    """Return a predictor's output as a dict of arrays. Not collective.
 
     Raises
     ------
@@ -107,12 +107,12 @@ def name_outputs(output: Any) -> Batch:
 
 
 def in_form_of(batch: Any, output: Any) -> Any:
-    """Return a predictor's output in the form of the batch that it was given.
+    """Return a predictor's output in the format of its input batch.
 
-    Not collective. Where a bare array was given, an array, or the only column of a DataFrame, is a
-    bare array again, an `OnlyOutput`, and a dict stays one, as predictors of tensors give it. In a
-    DataFrame an output of shape ``(rows, k)`` is `k` columns, ``predictions_0`` and so on, and rows
-    keep their index.
+    Not collective. For a bare array the result is a bare array, an `OnlyOutput`, if the predictor
+    returns an array or a DataFrame of one column; a dict stays a dict, as predictors of tensors
+    return it. In a DataFrame an output of shape ``(rows, k)`` becomes `k` columns,
+    ``predictions_0`` and so on, and rows keep their index.
     """
     form = form_of(batch)
     if form == "pandas":

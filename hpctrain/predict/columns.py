@@ -1,4 +1,4 @@
-"""The columns of an output: what the first batch has, all parts of all ranks have."""
+"""The columns of an output: all parts of all ranks have those of the first batch."""
 
 from __future__ import annotations
 
@@ -22,71 +22,71 @@ from hpctrain.predict.part_files import PartFile
 
 _PLAIN = (str, bool, int, float, bytes)
 _NOTHING = "text"
-"""What objects are none of which is there: most that can be missing are texts."""
+"""Kind of a column of objects that are all missing: most such columns hold texts."""
 
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """What each row of a column holds."""
+    """Type and shape of a row of a column."""
 
     kind: str
-    """NumPy's type; of objects what they are: ``text``, ``bool``, ``int``, ``bytes``, ..."""
+    """NumPy's type; for objects their type: ``text``, ``bool``, ``int``, ``bytes``, ..."""
     shape: tuple[int, ...]
 
     @cached_property
     def plain(self) -> tuple[str, tuple[int, ...]] | None:
-        """Type and shape of a row if no value needs a look; objects do."""
+        """Type and shape of a row; None for objects, whose values must be checked."""
         return (self.kind, self.shape) if self.kind[0] in "<>|=" else None
 
     def __str__(self) -> str:
-        """Return both in short."""
+        """Return both, in short form."""
         name = np.dtype(self.kind).name if self.kind[0] in "<>|=" else self.kind
         return f"{name}{list(self.shape) if self.shape else ''}"
 
     @staticmethod
     def of(name: str, values: np.ndarray[Any, Any]) -> OutputColumn:
-        """Return what a column of a batch holds.
+        """Return type and shape of a column of a batch.
 
         Not collective.
 
         Raises
         ------
         ConfigError
-            If its objects are of several types, which no file has.
+            If its objects are of several types, which no file format supports.
         """
         if values.dtype.kind != "O":
             return OutputColumn(values.dtype.str, values.shape[1:])
         objects = values.reshape(-1).tolist()
         kinds = set(map(type, objects)) - {type(None)}
         if float in kinds and all(v != v for v in objects if type(v) is float):
-            # How pandas may say that an object is missing.
+            # pandas may use NaN for a missing object.
             kinds.remove(float)
         names = {"text" if kind is str else kind.__name__ for kind in kinds}
         if len(names) == 1 and kinds.isdisjoint(_PLAIN):
-            # Lists of integers are no lists of fractions. Errors of Arrow are of one of these.
+            # Lists of integers and of floats are different types. Arrow raises one of these errors.
             with suppress(TypeError, ValueError, NotImplementedError):
                 names = {str(to_arrow({name: values}).schema.field(0).type)}
         if len(names) > 1:
             raise ConfigError(
                 f"column {name!r} holds values of several types ({', '.join(sorted(names))}), "
-                f"which no file has in one column. Give it one type, or leave it out of "
-                f"keep_columns."
+                f"which no file format supports in one column. Give it one type, or leave it out "
+                f"of keep_columns."
             )
         return OutputColumn(names.pop() if names else _NOTHING, values.shape[1:])
 
 
 class AgreedColumns:
-    """The columns that ranks have agreed on, by a file beside the parts.
+    """The columns that ranks have agreed on, in a file beside the parts.
 
-    Whichever rank has the first batch writes it, before anything else is written; the others, and
-    later attempts, read it.
+    The first rank with a batch writes it, before any part is written; the other ranks, and later
+    attempts, read it.
 
     Parameters
     ----------
     path
-        Of that file.
+        Path of that file.
     part_type
-        What the parts are.
+        Class of the parts.
     """
 
     def __init__(self, path: Path, part_type: type[PartFile]) -> None:
@@ -102,7 +102,7 @@ class AgreedColumns:
         Raises
         ------
         ConfigError
-            If the batch has others, or of other types; or the format does not have them.
+            If columns or types differ, or the format does not support them.
         """
         if (usual := self._usual(batch)) is not None:
             return usual
@@ -111,7 +111,7 @@ class AgreedColumns:
         if self._agreed is None:
             self._part_type.check_columns(columns)
             self._agreed = self._agree(found)
-        # Objects of which none is there can be of any type.
+        # Objects that are all missing fit any type.
         for name, values in columns.items():
             agreed = self._agreed.get(name)
             is_empty = values.dtype.kind == "O" and all(v is None for v in values.reshape(-1))
@@ -119,15 +119,15 @@ class AgreedColumns:
                 found[name] = OutputColumn(agreed.kind, found[name].shape)
         if found != self._agreed:
             raise ConfigError(
-                f"the predictor gave {_describe(found)} for one batch, and "
+                f"the predictor returned {_describe(found)} for one batch, but "
                 f"{_describe(self._agreed)} for another. All batches need the same columns of the "
-                f"same types, or values would be lost: give them one, as in astype('float64')."
+                f"same types: convert them, for example with astype('float64')."
             )
         self._part_type.check_values(columns)
         return {name: columns[name] for name in self._agreed}
 
     def _usual(self, batch: Mapping[str, Any]) -> Batch | None:
-        """Return a batch of numbers alone that are what was agreed on; None if it is another."""
+        """Return a batch of NumPy columns that match the agreed ones, None for another batch."""
         agreed = self._agreed
         if agreed is None or batch.keys() != agreed.keys():
             return None
@@ -146,7 +146,7 @@ class AgreedColumns:
         if not self._path.exists():
             own.write_bytes(content)
             try:
-                # Unlike a rename, a link never replaces what another rank was first to write.
+                # Unlike a rename, a link never replaces the file of another rank.
                 os.link(own, self._path)
             except FileExistsError:
                 pass

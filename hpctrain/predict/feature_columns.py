@@ -1,4 +1,4 @@
-"""Which columns of a batch are the features of a model, and these as a matrix or a frame."""
+"""The columns of a batch that are the features of a model, as a matrix or a frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.data.pandas_batches import from_pandas
 from hpctrain.data.schema import check_columns
 from hpctrain.errors import ConfigError
 
-# By XGBoost, and by LightGBM.
+# Feature names that XGBoost and LightGBM make up.
 _MADE_UP = ("f", "Column_")
 
 
@@ -52,23 +52,23 @@ def columns_of_features(
     Parameters
     ----------
     columns
-        Shape of a row, by column, of what there is.
+        Shape of a row, by column.
     features
-        What the model was trained on.
+        Features that the model was trained on.
     ignore
-        Columns that may be there without being a feature: the label, those to keep.
+        Columns that may exist without being a feature: the label, and columns to keep.
     where
-        What the columns are of, for the error.
+        Owner of the columns, for the error.
 
     Raises
     ------
     ConfigError
-        If a feature has vanished, or one appeared.
+        If a feature is missing, or one is unknown.
 
     Notes
     -----
-    A model that was trained without names has those that its library makes up, ``f0`` or
-    ``Column_0``. It takes all columns as they come, if there are as many.
+    A model that was trained without names has made-up ones of its library, ``f0`` or ``Column_0``.
+    It takes all columns in order, if their number is right.
     """
     expanded = expand_names(columns)
     wanted, ignored = set(features), set(ignore)
@@ -100,14 +100,14 @@ def feature_matrix(
 ) -> np.ndarray[Any, Any]:
     """Return columns side by side, in the order of a model's features.
 
-    Not collective. A single column that is all of them is returned as it is.
+    Not collective. A single column that holds all features is returned without a copy.
 
     Parameters
     ----------
     batch
         Arrays of shape ``(rows,)`` or ``(rows, ...)``.
     features
-        Names in order; None takes all columns as they come.
+        Names in order; None takes all columns in order.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def feature_matrix(
     Raises
     ------
     ConfigError
-        If a feature is missing, or a column is one that the model was not trained on.
+        If a feature is missing, or the model was not trained on a column.
     """
     flat = {name: flat_rows(values) for name, values in batch.items()}
     if features is None:
@@ -138,18 +138,18 @@ def _shapes_of(batch: Mapping[str, np.ndarray[Any, Any]]) -> tuple[tuple[str, An
 
 
 def _check_common_type(batch: Mapping[str, np.ndarray[Any, Any]], columns: Iterable[str]) -> None:
-    """Refuse columns that NumPy would make one type of by giving them other values."""
+    """Raise if NumPy would have to change values to give the columns one type."""
     kinds = {batch[name].dtype.kind for name in columns}
     if len(kinds) > 1 and not kinds <= set("biufc") and kinds & set("MmUSV"):
         types = ", ".join(f"{name!r} {batch[name].dtype}" for name in dict.fromkeys(columns))
         raise ConfigError(
-            f"features of these types have no common one: {types}. Encode those that are no "
-            f"numbers with a preprocessor, or leave them out with feature_columns=[...]."
+            f"these features have no common type: {types}. Encode those that are not numbers with "
+            f"a preprocessor, or leave them out with feature_columns=[...]."
         )
 
 
 def feature_frame(batch: Mapping[str, np.ndarray[Any, Any]], features: Sequence[str] | None) -> Any:
-    """Return columns as a DataFrame, each feature in the type that it has.
+    """Return columns as a DataFrame; each feature keeps its type.
 
     Not collective. The arguments and errors are those of `feature_matrix`.
     """
@@ -172,12 +172,12 @@ def feature_frame(batch: Mapping[str, np.ndarray[Any, Any]], features: Sequence[
     return pandas.DataFrame({part: flat[name][:, i] for part, (name, i) in place.items()})
 
 
-# Asked for every batch, and all batches of a dataset are alike.
+# Called for every batch; all batches of a dataset have the same columns.
 @lru_cache(maxsize=64)
 def _arrange(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], features: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...] | None]:
-    """Return columns in the order of the features; where each is, if they do not lie together."""
+    """Return columns in the order of the features; and the place of each, unless contiguous."""
     chosen = columns_of_features(dict(shapes), features, where="the batch")
     parts = expand_names({name: shape for name, shape in shapes if name in chosen})
     if set(features).isdisjoint(part for names in parts.values() for part in names):
@@ -191,25 +191,25 @@ def _arrange(
 
 
 def check_width(matrix: np.ndarray[Any, Any], features: Sequence[str] | None) -> None:
-    """Refuse a bare array that has not as many columns as a model has features. Not collective.
+    """Check that a bare array has as many columns as a model has features. Not collective.
 
     Raises
     ------
     ConfigError
-        If so.
+        If it has not.
     """
     width = 1 if matrix.ndim == 1 else int(np.prod(matrix.shape[1:]))
     if features is not None and width != len(features):
         raise ConfigError(
-            f"an array of shape {matrix.shape} has {width} columns, and the model was trained on "
-            f"{len(features)} features: {_some(list(features))}."
+            f"an array of shape {matrix.shape} has {width} columns, but the model was trained on "
+            f"{len(features)} features: {_some(list(features))}. Give these, in this order."
         )
 
 
 def encode_categories(
     batch: Mapping[str, Any], categories: Mapping[str, Sequence[Any]]
 ) -> dict[str, Any]:
-    """Return a batch with codes in place of categories; NaN for those the model does not know.
+    """Return a batch with codes in place of categories, NaN for values unknown to the model.
 
     Not collective.
     """
@@ -247,14 +247,14 @@ def select_matrix(
     data
         A bare array, whose columns are features by position, or a dict of arrays.
     features
-        Names of the features, in order; None takes what there is.
+        Names of the features, in order; None takes all columns.
     feature_columns
         Columns that hold them: names, or positions in a bare array. None takes all.
 
     Raises
     ------
     ConfigError
-        If a feature is missing, or one is too many.
+        If a feature is missing, or one is unknown.
     """
     if isinstance(data, np.ndarray):
         matrix = data if feature_columns is None else data[:, np.asarray(feature_columns)]
@@ -286,14 +286,14 @@ def select_frame(
     features: Sequence[str] | None,
     feature_columns: Sequence[str] | Sequence[int] | None = None,
 ) -> Any:
-    """Return a DataFrame with the features of a model, in order; types stay as they are.
+    """Return a DataFrame with the features of a model, in order; columns keep their types.
 
-    Not collective. A column of arrays is one column for each component.
+    Not collective. A column of arrays becomes one column for each component.
 
     Raises
     ------
     ConfigError
-        If a feature is missing, or one is too many.
+        If a feature is missing, or one is unknown.
     """
     if feature_columns is not None:
         check_columns(map(str, feature_columns), [str(name) for name in frame.columns])

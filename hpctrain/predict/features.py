@@ -1,4 +1,4 @@
-"""Which features a model was trained on: ``features.json`` beside the model."""
+"""``features.json``: the features that a model was trained on."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ FEATURES_NAME = "features.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFeatures:
-    """What a checkpoint says of its model."""
+    """A checkpoint's description of its model."""
 
     framework: str
     """``torch``, ``lightning``, ``xgboost``, ``lightgbm``, ``sklearn``, ``transformers``, ``jax``
     or ``tensorflow``."""
     features: tuple[str, ...] | None = None
-    """Names of the features, in order; None if the model has no names for them. Column `x` of shape
+    """Names of the features, in order; None if they have no names. Column `x` of shape
     ``(rows, k)`` is the features ``x_0`` to ``x_{k-1}``."""
     label: str | None = None
-    """Column that the model predicts, if the trainer knew."""
+    """Column that the model predicts, if known."""
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Values of columns with categories: a value's place is its code, and others are missing."""
+    """Values of columns with categories: the index of a value is its code; others are missing."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """xxh3_128 of the model's file, by name, where it is looked at before the file is read."""
+    """xxh3_128 of model files, by name, to check before a file is parsed."""
 
     @staticmethod
     def read(directory: str | PathLike[str]) -> ModelFeatures | None:
-        """Return what a checkpoint says; None if it says nothing. Not collective.
+        """Return a checkpoint's description; None if it has none. Not collective.
 
         Raises
         ------
         ConfigError
-            If the file is not what it should be.
+            If the file is damaged.
         """
         path = Path(directory) / FEATURES_NAME
         try:
@@ -60,8 +60,8 @@ class ModelFeatures:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{path} is damaged ({type(error).__name__}: {error}). It has to hold "
-                f'{{"framework": ..., "features": [...], "label": ...}}.'
+                f"{path} is damaged ({type(error).__name__}: {error}). Use another checkpoint, or "
+                f'write {{"framework": ..., "features": [...], "label": ...}} there.'
             ) from error
 
     def write(self, directory: str | PathLike[str]) -> None:
@@ -78,7 +78,7 @@ def describe_model(
     features: Sequence[str] | None = None,
     label: str | None = None,
 ) -> C:
-    """Write beside a model what it is of, and what batches go through before it.
+    """Write the description of a model, and its preprocessor, beside it.
 
     Not collective. Returns the checkpoint.
     """

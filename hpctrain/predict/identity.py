@@ -1,4 +1,4 @@
-"""What a prediction is of: whoever finds its parts knows by it whether they are the same."""
+"""Identity of a prediction: tells later whether existing parts belong to it."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What the predictions depend on, as digests."""
+    """Digests of everything that the predictions depend on."""
 
     whole: str
-    """All of it, the other two among it."""
+    """Digest of everything, including the other two."""
     inputs: str
-    """The files that rows are read from."""
+    """Digest of the files that rows are read from."""
     model: str
-    """The files of the checkpoint."""
+    """Digest of the files of the checkpoint."""
     about: str
-    """The same for people."""
+    """Description for messages."""
 
     def to_plan(self) -> dict[str, str]:
-        """Return what is written beside the parts. Not collective."""
+        """Return the form that is written beside the parts. Not collective."""
         plan = asdict(self)
         return {"identity": plan.pop("whole"), **plan}
 
     def is_that_of(self, plan: Mapping[str, Any]) -> bool:
-        """Return whether parts are those of this prediction. Not collective."""
+        """Return whether a plan belongs to this prediction. Not collective."""
         return bool(plan["identity"] == self.whole)
 
     def differences(self, plan: Mapping[str, Any]) -> str:
-        """Return what is not the same, for people. Not collective."""
+        """Return what differs, for messages. Not collective."""
         if plan.get("inputs", self.inputs) != self.inputs:
-            return f"the input is another one, or has changed since ({plan['about']})"
+            return f"the input differs, or has changed since ({plan['about']})"
         if plan.get("model", self.model) != self.model:
-            return f"the files of the checkpoint are others, or have changed ({plan['about']})"
-        return f"it has another predictor, other columns or arguments ({plan['about']})"
+            return f"the checkpoint differs, or its files have changed since ({plan['about']})"
+        return f"the predictor, columns or arguments differ ({plan['about']})"

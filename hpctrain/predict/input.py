@@ -1,4 +1,4 @@
-"""What can be predicted on: datasets, files by their endings, and what is in memory."""
+"""Input of a prediction: datasets, files by their endings, and data in memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _READERS: Mapping[str, str] = {
 
 
 def as_dataset(data: Any) -> Dataset:
-    """Return what was given to predict on, as a dataset.
+    """Return the input of a prediction as a dataset.
 
     Not collective.
 
     Parameters
     ----------
     data
-        A `hpctrain.data.Dataset`; a path, or paths, whose ending says the format; an array, a dict
+        A `hpctrain.data.Dataset`; a path, or paths, whose ending gives the format; an array, a dict
         of arrays, a DataFrame or an Arrow table.
 
     Raises
@@ -50,7 +50,7 @@ def as_dataset(data: Any) -> Dataset:
 
 
 def open_dataset(paths: Sequence[str | PathLike[str]], **options: Any) -> Dataset:
-    """Return a dataset of files of one format, which their ending says.
+    """Return a dataset of files of one format, given by their ending.
 
     Not collective.
 
@@ -59,12 +59,12 @@ def open_dataset(paths: Sequence[str | PathLike[str]], **options: Any) -> Datase
     paths
         Files, directories, patterns.
     **options
-        For the reader of the format.
+        Arguments of the reader of the format.
 
     Raises
     ------
     ConfigError
-        If there is nothing to read, or the ending says nothing.
+        If there is nothing to read, or the ending is unknown.
     """
     from hpctrain.data import read
 
@@ -74,8 +74,8 @@ def open_dataset(paths: Sequence[str | PathLike[str]], **options: Any) -> Datase
     suffix = first.suffix if first.suffix in _READERS else _suffix_inside(first)
     if suffix is None:
         raise ConfigError(
-            f"input {fspath(paths[0])!r}: its ending says the format, one of "
-            f"{', '.join(_READERS)}; a directory has to hold files with one of them."
+            f"the format of input {fspath(paths[0])!r} is unknown. Give files, or a directory of "
+            f"files, that end with one of {', '.join(_READERS)}."
         )
     reader = getattr(read, _READERS[suffix])
     dataset: Dataset = reader([fspath(path) for path in paths], **options)
@@ -89,31 +89,30 @@ def _suffix_inside(directory: Path) -> str | None:
 
 
 def schema_after(preprocessor: Any, dataset: Dataset) -> Schema:
-    """Return the columns that a predictor can have; the preprocessor is tried on two rows.
+    """Return the columns after the preprocessor, which is tried on two rows.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If the preprocessor refuses the input, or no row is left.
+        If the preprocessor does not accept the input, or no row is left.
     """
     if preprocessor is None:
         return dataset.schema()
     first = range(min(2, dataset.source.num_rows))
     rows = next(dataset.iter_batches(batch_size=2, rows=first), None)
     if rows is None:
-        # Steps leave out the first rows.
+        # Steps have dropped the first rows.
         rows = next(dataset.iter_batches(batch_size=2), None)
     if rows is None:
         raise ConfigError(
-            "the steps of the input leave no rows: there is nothing to predict on. Look at its "
+            "the steps of the input leave no rows, so there is nothing to predict. Check its "
             "filter()."
         )
     try:
         return Schema.of(from_any(preprocessor.transform_batch(rows)))
     except ConfigError as error:
         raise ConfigError(
-            f"the input goes through {type(preprocessor).__name__} before the model, and there "
-            f"{error}"
+            f"preprocessor {type(preprocessor).__name__} does not accept the input: {error}"
         ) from error

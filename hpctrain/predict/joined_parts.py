@@ -1,4 +1,4 @@
-"""The files of the parts as one file, for the formats that have one."""
+"""Joins the files of the parts into one file, for the formats that need it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _COPY_BYTES = 8 * 2**20
 
 
 def join_parts(part_type: type[PartFile], parts: Sequence[Path], target: Path) -> None:
-    """Make one file of those of the parts, in their order. Not collective.
+    """Join the files of the parts into one, in their order. Not collective.
 
-    HDF5 parts stay where they are: the file has virtual datasets over theirs. There is none for
-    Parquet, whose output is the directory of the parts.
+    HDF5 parts stay where they are: the file has virtual datasets over them. Parquet needs no such
+    file: its output is the directory of the parts.
 
     Parameters
     ----------
     part_type
-        What has written the parts.
+        Class of the parts.
     target
-        The file, which does not exist yet.
+        The file, which must not exist.
 
     Raises
     ------
     ConfigError
-        If parts have other columns or types than those before them.
+        If columns or types of the parts differ.
     """
     _JOIN[part_type](parts, target)
 
@@ -40,8 +40,8 @@ def join_parts(part_type: type[PartFile], parts: Sequence[Path], target: Path) -
 def _check_alike(path: Path, found: Any, first: Any) -> None:
     if first and found != first:
         raise ConfigError(
-            f"{path} has {found}, and the parts before it {first}: they are not of one prediction. "
-            f"Remove the parts and predict again."
+            f"{path} has {found}, but the parts before it have {first}, so they are not of one "
+            f"prediction. Remove the parts and predict again."
         )
 
 
@@ -63,7 +63,7 @@ def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
             layout = h5py.VirtualLayout((rows, *found[0][1][1:]), dtype=dtypes[name])
             start = 0
             for path, shape in found:
-                # Relative to the virtual file, so that both can be moved together.
+                # A path relative to the virtual file, so that both can be moved together.
                 relative = f"{path.parent.name}/{path.name}"
                 layout[start : start + shape[0]] = h5py.VirtualSource(relative, name, shape=shape)
                 start += shape[0]

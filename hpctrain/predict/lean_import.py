@@ -1,4 +1,4 @@
-"""Import a framework without what it imports besides and scoring does not need."""
+"""Import of a framework without optional packages that scoring does not need."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _RANK_MODULE = "hpctrain.worker.main"
 
 @contextmanager
 def without(packages: Sequence[str]) -> Iterator[None]:
-    """Let imports of packages fail inside the block, as where they are not installed.
+    """Make imports of packages fail inside the block, as if they were not installed.
 
-    Not collective. XGBoost and LightGBM import scikit-learn for estimators of theirs, where it is
-    there. With SciPy's statistics that is most of the second that every rank takes to start.
+    Not collective. XGBoost and LightGBM import scikit-learn, if it is installed, for their
+    estimators. With SciPy's statistics that is most of the second that every rank takes to start.
 
-    Only in a process that is there for this run alone: elsewhere somebody may want the estimators.
-    What has been imported already stays.
+    It has an effect only in a process of this run: other processes may need the estimators.
+    Packages that are imported already stay.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     is_rank = spec is not None and spec.name == _RANK_MODULE

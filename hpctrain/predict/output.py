@@ -1,4 +1,4 @@
-"""Where predictions go: one path, which appears when all parts are there."""
+"""Output of a prediction: one path, which appears when all parts are complete."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Output:
     """The output of a batch prediction.
 
     ``OUTPUT.parts/`` beside it has one file for each part. At the end an HDF5 output is a small
-    file whose datasets are virtual ones over these; a Parquet output is that directory, renamed;
-    CSV and NumPy outputs are the parts, joined into one file. What it is of, ``_plan.json`` says.
+    file of virtual datasets over these; a Parquet output is that directory, renamed; CSV and NumPy
+    outputs are the parts, joined into one file. ``_plan.json`` identifies the prediction.
     """
 
     path: Path
@@ -70,24 +70,24 @@ class Output:
         Raises
         ------
         ConfigError
-            If the path cannot be one: its ending says nothing, or it is a URL.
+            If its ending is unknown, or it is a URL.
         """
         if "://" in fspath(path):
             raise ConfigError(
-                f"output={fspath(path)!r} is a URL. Ranks write to the filesystem that all nodes "
-                f"share: give a path there."
+                f"output={fspath(path)!r} is a URL, but ranks write to a filesystem that all nodes "
+                f"share. Give a path there."
             )
         output = Output(path=Path(path).expanduser().absolute())
         if output.path.suffix not in _FORMATS:
             raise ConfigError(
-                f"output={fspath(path)!r}: its ending says the format, one of "
-                f"{', '.join(_FORMATS)}."
+                f"the format of output={fspath(path)!r} is unknown. Give a path that ends with one "
+                f"of {', '.join(_FORMATS)}."
             )
         return output
 
     @property
     def part_type(self) -> type[PartFile]:
-        """What writes a part."""
+        """Class that writes a part."""
         return _FORMATS[self.path.suffix]
 
     @property
@@ -96,19 +96,19 @@ class Output:
         return self.path.with_name(self.path.name + ".parts")
 
     def is_finished(self, identity: Identity) -> bool:
-        """Return whether the output is there already.
+        """Return whether the output is complete.
 
         Not collective.
 
         Parameters
         ----------
         identity
-            Of the prediction.
+            Identity of the prediction.
 
         Raises
         ------
         ConfigError
-            If something else is there, or parts of another prediction.
+            If the path, or its parts, belong to something else.
         """
         plan = self._read_plan()
         exists = os.path.lexists(self.path)
@@ -117,47 +117,47 @@ class Output:
         if exists:
             why = "" if plan is None else f": {identity.differences(plan)}"
             raise ConfigError(
-                f"output={str(self.path)!r} exists, and is not the output of this prediction{why}. "
-                f"It is not written over: remove it, and {self.parts.name} beside it, or choose "
+                f"output={str(self.path)!r} exists, but is not the output of this prediction{why}. "
+                f"It is never overwritten: remove it, and {self.parts.name} beside it, or choose "
                 f"another path."
             )
         self.refuse_parts_of_another(identity)
         return False
 
     def refuse_parts_of_another(self, identity: Identity) -> None:
-        """Refuse parts of another prediction, whatever else is there. Not collective.
+        """Check that existing parts are not those of another prediction. Not collective.
 
         Parameters
         ----------
         identity
-            Of the prediction.
+            Identity of the prediction.
 
         Raises
         ------
         ConfigError
-            If there are such.
+            If they are.
         """
         plan = self._read_plan()
         if plan is not None and not identity.is_that_of(plan):
             raise ConfigError(
                 f"{self.parts} holds parts of another prediction: {identity.differences(plan)}. "
-                f"Remove it, or choose another output, and another RunConfig(name=...) if it has "
+                f"Remove it, or choose another output, and another RunConfig(name=...) if you gave "
                 f"one."
             )
 
     def check(self, *, keep_columns: Sequence[str]) -> None:
-        """Refuse what would fail later. Not collective.
+        """Check that the output can be written. Not collective.
 
         Raises
         ------
         ConfigError
-            If the format does not hold these columns beside the predictions, or nothing can be
-            written there.
+            If the format does not support these columns beside the predictions, or the directory is
+            not writable.
         """
         if keep_columns and self.part_type is NumpyPart:
             raise ConfigError(
-                f"output={str(self.path)!r} holds one array, and keep_columns="
-                f"{list(keep_columns)} are wanted too. Choose .h5, .parquet or .csv."
+                f"output={str(self.path)!r} holds one array, so it has no place for keep_columns="
+                f"{list(keep_columns)}. Choose .h5, .parquet or .csv."
             )
         self.part_type.check_names(keep_columns)
         folder = self.path.parent
@@ -168,21 +168,21 @@ class Output:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"output={str(self.path)!r}: nothing can be written into {folder} "
-                f"({error.strerror}). Choose another path."
+                f"output={str(self.path)!r}: {folder} is not writable ({error.strerror}). Choose "
+                f"another path."
             ) from error
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other runs out, where the filesystem has locks. Not collective; for rank 0.
+        """Lock the output against other runs, if the filesystem has locks. Not collective; rank 0.
 
-        Waits up to two minutes: the server of a filesystem may hold the lock of a node that died so
-        long.
+        Waits up to two minutes: so long the server of a filesystem may hold the lock of a dead
+        node.
 
         Raises
         ------
         ConfigError
-            If another run writes this output, or somebody else can write its parts.
+            If another run writes this output, or another user can write its parts.
         """
         self.parts.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -194,7 +194,7 @@ class Output:
             while not _lock(descriptor):
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"another run writes {self.path}, and has for "
+                        f"another run has been writing {self.path} for the last "
                         f"{timeouts.describe(timeouts.PREDICTION_LOCK_S)}. Wait for it ('hpctrain "
                         f"list' shows runs), or choose another output."
                     )
@@ -203,19 +203,19 @@ class Output:
         finally:
             os.close(descriptor)
             with suppress(OSError):
-                # Only if it was made in vain, and is empty.
+                # Succeeds only if it is empty.
                 self.parts.rmdir()
 
     def begin(self, identity: Identity, partition: Partition) -> tuple[Partition, set[int]] | None:
         """Return the partition of this output and the parts that are done; None if it is finished.
 
-        Not collective; for rank 0. The partition is the one that the prediction began with. What
-        dead ranks have left is removed.
+        Not collective; for rank 0. The partition is the one that the prediction began with.
+        Temporary files of dead ranks are removed.
 
         Raises
         ------
         ConfigError
-            If something else is there, or parts of another prediction.
+            If the path, or its parts, belong to something else.
         """
         if self.is_finished(identity):
             return None
@@ -231,7 +231,7 @@ class Output:
             partition = Partition(num_rows=plan["num_rows"], rows_per_part=plan["rows_per_part"])
         self._remove_leftovers()
         if not any(self.parts.glob(f"part-*{self.part_type.suffix}")):
-            # It is on disk only where parts are.
+            # Without parts it need not be on disk, and may be damaged.
             (self.parts / _COLUMNS_NAME).unlink(missing_ok=True)
         return partition, self.done()
 
@@ -240,7 +240,7 @@ class Output:
         return parts_in(self.parts, self.part_type.suffix)
 
     def columns(self) -> AgreedColumns:
-        """Return what makes the batches of all ranks alike. Not collective."""
+        """Return the columns that all ranks agree on. Not collective."""
         return AgreedColumns(self.parts / _COLUMNS_NAME, self.part_type)
 
     def open_part(self, part: int, rows: int | None) -> PartFile:
@@ -248,18 +248,18 @@ class Output:
         columns = self.parts / _COLUMNS_NAME
         agreed = {}
         if columns.exists():
-            # A part is on disk only where the columns are that the parts after it need.
+            # A part must not be durable before the columns that later parts need.
             fsync_file(columns)
             agreed = read_columns(columns)
         kinds = {name: column.kind for name, column in agreed.items()}
         return self.part_type(self._part(part), rows=rows, kinds=kinds)
 
     def mark_empty(self, part: int) -> None:
-        """Write down that a part has no rows. Not collective."""
+        """Record that a part has no rows. Not collective."""
         (self.parts / empty_part_name(part)).touch()
 
     def finish(self, num_parts: int) -> None:
-        """Let the output appear.
+        """Make the output from its parts.
 
         Not collective; for rank 0, when all parts are done.
 
@@ -271,8 +271,8 @@ class Output:
         numbers = [n for n in range(num_parts) if not (self.parts / empty_part_name(n)).exists()]
         if not numbers:
             raise ConfigError(
-                "the steps of the dataset (filter, map_batches) leave no row: nothing was "
-                "predicted."
+                "the steps of the dataset (filter, map_batches) leave no rows, so there is nothing "
+                "to predict. Check its filter()."
             )
         self._remove_leftovers()
         fsync_directory(self.parts)
@@ -298,7 +298,7 @@ class Output:
         Raises
         ------
         ConfigError
-            If it is not there.
+            If it does not exist.
         """
         from hpctrain.predict.input import open_dataset
 
@@ -326,7 +326,7 @@ class Output:
 
 
 def _types_of_csv(columns: Mapping[str, OutputColumn]) -> dict[str, Any]:
-    """Return the types in which a CSV output is read again: "007" was no number."""
+    """Return the types for reading a CSV output, so that the text "007" stays text."""
     types: dict[str, Any] = {}
     for name, column in columns.items():
         kind, shape = column.kind, column.shape
@@ -338,7 +338,7 @@ def _types_of_csv(columns: Mapping[str, OutputColumn]) -> dict[str, Any]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take a lock, if nobody else has it; return whether this process may go on."""
+    """Take a lock; return False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

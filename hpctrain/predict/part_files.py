@@ -24,16 +24,16 @@ _BUFFER_BYTES = 4 * 2**20
 
 
 class PartFile(abc.ABC):
-    """The file of one part, under another name until it is complete.
+    """The file of one part, under a temporary name until it is complete.
 
     Parameters
     ----------
     path
         Its final name.
     rows
-        Rows of the part; None if that is not known before the end.
+        Rows of the part; None if unknown before the end.
     kinds
-        What objects are, by column, for batches in which all are missing.
+        Types of objects, by column, for batches in which all are missing.
     """
 
     suffix: ClassVar[str]
@@ -49,44 +49,44 @@ class PartFile(abc.ABC):
         self._held_bytes = 0
         self._appended = 0
         self._file: Any = None
-        """Open for writing; made of `_beside` with the first rows."""
+        """`_beside`, open for writing since the first rows."""
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
-        """Refuse names of columns that the format does not have.
+        """Check that the format supports the names of columns.
 
         Not collective.
 
         Raises
         ------
         ConfigError
-            If there are such.
+            If it does not.
         """
         return
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
-        """Refuse columns that the format does not have, before anything is written.
+        """Check that the format supports columns, before anything is written.
 
         Not collective.
 
         Raises
         ------
         ConfigError
-            If there are such.
+            If it does not.
         """
         cls.check_names(batch)
 
     @classmethod
     def check_values(cls, batch: Batch) -> None:
-        """Refuse values that the format does not have, or would not give back.
+        """Check that the format stores values without a change.
 
         Not collective.
 
         Raises
         ------
         ConfigError
-            If there are such.
+            If it does not.
         """
         return
 
@@ -101,7 +101,7 @@ class PartFile(abc.ABC):
             self._flush()
 
     def complete(self) -> None:
-        """Write what is left, and give the file its name once it is on disk. Not collective."""
+        """Write the remaining rows, and rename the file once it is on disk. Not collective."""
         if self._rows is None:
             self._rows = self._appended
         if self._rows != self._appended:
@@ -112,7 +112,7 @@ class PartFile(abc.ABC):
         os.replace(self._beside, self._path)
 
     def abandon(self) -> None:
-        """Remove what there is. Not collective."""
+        """Remove the incomplete file. Not collective."""
         try:
             self._close()
         finally:
@@ -120,8 +120,9 @@ class PartFile(abc.ABC):
 
     def _uneven(self) -> ConfigError:
         return ConfigError(
-            f"the predictor gave {self._appended} rows for {self._rows}: one for each row of some "
-            f"batches, and not of others. Let it give one for each, or for none."
+            f"the predictor returned {self._appended} rows for {self._rows}: a row for each row of "
+            f"some batches, but not of others. Let it return a row for each row of every batch, or "
+            f"of none."
         )
 
     def _flush(self) -> None:
@@ -131,7 +132,7 @@ class PartFile(abc.ABC):
 
     @abc.abstractmethod
     def _write(self, batch: Batch) -> None:
-        """Append rows to the file, which is made at the first call."""
+        """Append rows to the file, which the first call creates."""
 
     def _close(self) -> None:
         """Close the file, if it is open."""
@@ -141,18 +142,18 @@ class PartFile(abc.ABC):
 
 
 class Hdf5Part(PartFile):
-    """One contiguous dataset a column."""
+    """One contiguous dataset for each column."""
 
     suffix = ".h5"
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
-        """Refuse names that are paths in HDF5."""
+        """Check that names are not paths in HDF5."""
         check_names(names)
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
-        """Refuse types that HDF5 does not have."""
+        """Check that HDF5 supports the types."""
         cls.check_names(batch)
         for name, values in batch.items():
             if hdf5_type(values.dtype) is None:
@@ -160,7 +161,7 @@ class Hdf5Part(PartFile):
 
     @classmethod
     def check_values(cls, batch: Batch) -> None:
-        """Refuse objects other than texts, and missing ones."""
+        """Check that objects are texts, none missing."""
         for name, values in batch.items():
             if values.dtype.kind == "O":
                 for value in values.reshape(-1):
@@ -189,7 +190,7 @@ class ParquetPart(PartFile):
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
-        """Refuse types that Arrow or Parquet do not have."""
+        """Check that Arrow and Parquet support the types."""
         parquet = require("pyarrow.parquet", to="to write Parquet files")
         for name, values in batch.items():
             with _refusing(name, values, cls):
@@ -204,20 +205,20 @@ class ParquetPart(PartFile):
 
 
 class CsvPart(PartFile):
-    """Lines, the first of them the names. An n-d column is one for each component."""
+    """Lines after a line of names. An n-d column becomes one column for each component."""
 
     suffix = ".csv"
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
-        """Refuse names that are more than a line."""
+        """Check that names have no line breaks."""
         for name in names:
             if "\n" in name or "\r" in name:
                 raise _no_name(name, "a line of CSV ends there", cls)
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
-        """Refuse types that are no text, and names that components of others have."""
+        """Check that types can be text, and that components of arrays have unique names."""
         csv = require("pyarrow.csv", to="to write CSV files")
         cls.check_names(batch)
         flat = [name for n, values in batch.items() for name in flatten_columns({n: values})]
@@ -234,7 +235,7 @@ class CsvPart(PartFile):
 
     @classmethod
     def check_values(cls, batch: Batch) -> None:
-        """Refuse line breaks, since files are read by lines, and objects without a type in CSV."""
+        """Check that objects are texts without line breaks: CSV files are read by lines."""
         for name, values in batch.items():
             if values.dtype.kind == "O":
                 for value in values.reshape(-1):
@@ -252,7 +253,7 @@ class CsvPart(PartFile):
             self._file = os.fdopen(create_file(self._beside), "wb")
         table = to_arrow(flatten_columns(batch))
         if table.num_columns == 1 and table.column(0).null_count:
-            # A line without a character would be no row.
+            # Readers of CSV skip an empty line.
             compute = require("pyarrow.compute", to="to write CSV files")
             texts = compute.fill_null(table.column(0).cast("string"), "")
             table = table.set_column(0, table.schema.names[0], texts)
@@ -266,7 +267,7 @@ class NumpyPart(PartFile):
 
     @classmethod
     def check_columns(cls, batch: Batch) -> None:
-        """Refuse more than an array of numbers."""
+        """Check that there is one array of numbers."""
         only_column(batch)
 
     def _write(self, batch: Batch) -> None:
@@ -279,7 +280,7 @@ class NumpyPart(PartFile):
                 "shape": (self._rows, *values.shape[1:]),
             }
             np.lib.format.write_array_header_1_0(self._file, header)
-        # Not all types have a buffer of their own.
+        # Not all types support the buffer protocol.
         self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
@@ -302,7 +303,7 @@ def only_column(batch: Batch) -> np.ndarray[Any, Any]:
     """
     if len(batch) != 1 or next(iter(batch.values())).dtype.hasobject:
         raise ConfigError(
-            f"a .npy file holds one array of numbers, and the predictor gave "
+            f"a .npy file holds one array of numbers, but the predictor returned "
             f"{', '.join(f'{name} {values.dtype}' for name, values in batch.items())}. Choose "
             f"another output: .h5, .parquet or .csv."
         )
@@ -313,7 +314,7 @@ _ALIASES = {"text": "string", "int": "int64", "float": "float64", "bytes": "bina
 
 
 def _table(batch: Batch, kinds: Mapping[str, str]) -> Any:
-    """Return rows as an Arrow table; objects of which none is there are of the kind of others."""
+    """Return rows as an Arrow table; objects that are all missing get the type in `kinds`."""
     pyarrow = require("pyarrow", to="to write Parquet files")
     table = to_arrow(batch)
     for at, field in enumerate(table.schema):
@@ -340,7 +341,7 @@ def _refusing(name: str, values: Any, part_type: type[PartFile]) -> Iterator[Non
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message: on one line, and of an array its shape."""
+    """Return a value for a message: on one line, or the shape of an array."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     return f"{' '.join(repr(value).split()):.80}"
@@ -349,13 +350,13 @@ def _shown(value: Any) -> str:
 def _no_type(name: str, what: str, part_type: type[PartFile]) -> ConfigError:
     other = ".h5" if part_type is ParquetPart else ".parquet"
     return ConfigError(
-        f"column {name!r} has {what}, which a {part_type.suffix} output does not have, or would "
-        f"not give back. Leave it out of keep_columns, change it, or choose a {other} output."
+        f"column {name!r} has {what}, which a {part_type.suffix} output cannot store unchanged. "
+        f"Leave it out of keep_columns, convert it, or choose a {other} output."
     )
 
 
 def _no_name(name: str, why: str, part_type: type[PartFile]) -> ConfigError:
     return ConfigError(
-        f"a {part_type.suffix} output has no column {name!r}: {why}. Rename it, or choose a "
+        f"a {part_type.suffix} output cannot have a column {name!r}: {why}. Rename it, or choose a "
         f".parquet output."
     )

@@ -1,8 +1,8 @@
-"""Parts: ranges of rows that are scored, and written, as a whole; and who scores which.
+"""Parts: ranges of rows that are scored and written as a whole, and their assignment to ranks.
 
-The files of the parts are the ledger of what is done. They appear by rename, so whatever has its
-final name is complete, and whoever resumes leaves it alone. Rows are dealt into parts once, when a
-prediction begins: the same parts with the same batches come out of any number of ranks.
+The files of the parts record what is done. They appear by rename, so a file with its final name is
+complete, and a resumed run keeps it. Rows are divided into parts once, when a prediction begins:
+any number of ranks scores the same parts with the same batches.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PARTS_PER_RANK = 32
-"""So many parts make the ranks end together, although some are faster than others."""
+"""With so many parts ranks end at about the same time, although some are faster than others."""
 FEWEST_ROWS = 65536
-"""Smaller parts would cost more in files than they gain in balance, if there are more rows."""
+"""Fewest rows of a part, if there are more: smaller parts cost more than their balance gains."""
 MOST_ROWS = 2**20
-"""What one rank has to score again, at most, after a failure."""
+"""Most rows of a part, which a rank scores again after a failure."""
 MOST_PARTS = 10_000
-"""So many files a directory may have on any filesystem."""
+"""Most parts: any filesystem supports so many files in a directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Rows, dealt into parts."""
+    """Division of rows into parts."""
 
     num_rows: int
     rows_per_part: int
 
     @staticmethod
     def make(num_rows: int, *, batch_size: int, world_size: int) -> Partition:
-        """Return a partition for so many ranks.
+        """Return a partition for this number of ranks.
 
         Not collective. Parts are whole batches, so batches are the same in every partition.
 
@@ -67,9 +67,9 @@ def part_name(part: int, suffix: str) -> str:
 
 
 def empty_part_name(part: int) -> str:
-    """Return the name of the file that says that a part has no rows. Not collective.
+    """Return the name of the file that marks a part without rows. Not collective.
 
-    Whoever reads a directory of Parquet files leaves such names out.
+    Readers of a directory of Parquet files skip such names.
     """
     return f"_part-{part:06d}.empty"
 
@@ -82,15 +82,15 @@ def parts_in(directory: Path, suffix: str) -> set[int]:
 
 
 class Claims:
-    """Which rank scores which part: whoever makes the file of a part first.
+    """Assignment of parts to ranks: the first rank that creates the claim file of a part scores it.
 
-    A rank takes the parts of its own share in order, and then what others
-    have not begun yet. Nobody waits for anybody, and nothing has to pass through one rank.
+    A rank claims the parts of its own share in order, and then parts that other ranks have not
+    begun. No rank waits for another, and no rank is a bottleneck.
 
     Parameters
     ----------
     directory
-        Where the files are; of one attempt, so that a dead rank's claims are nobody's.
+        Directory of the claim files of one attempt, so that the claims of dead ranks end with it.
     todo
         Parts to score, the same on every rank.
     """
@@ -104,18 +104,18 @@ class Claims:
         self._random = random.Random(rank)
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the parts that this rank has claimed, each when it is asked for."""
+        """Claim parts and iterate over them; each is claimed when it is requested."""
         for part in self._own:
             if self._is_alone or self._claim(part):
                 yield part
         taken: set[str] = set()
         while not self._is_alone:
-            # NFS may show a directory as it was some seconds ago: what was seen once stays taken.
+            # NFS may list a directory as it was some seconds ago, so a part once seen stays taken.
             taken.update(os.listdir(self._directory))
             left = [part for part in self._todo if str(part) not in taken]
             if not left:
                 return
-            # Each at another place, or all that have nothing left would want the same.
+            # Choose at random, or all idle ranks would try the same part.
             part = self._random.choice(left)
             taken.add(str(part))
             if self._claim(part):

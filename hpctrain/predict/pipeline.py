@@ -1,4 +1,4 @@
-"""Two threads around the one that scores: a reader before it, and a writer behind it."""
+"""A reader thread before, and a writer thread after, the thread that scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.predict.part_files import PartFile
 _SLAB_BYTES = 8 * 2**20
 _SLABS_AHEAD = 2
 _BATCHES_BEHIND = 32
-# So much may wait for a disk that is busy: each part has to be on it before it gets its name.
+# Bytes that may wait for a busy disk: a part gets its name only once it is on disk.
 _BYTES_BEHIND = 64 * 2**20
 _LOOK_INTERVAL_S = 1.0
 
@@ -29,9 +29,9 @@ class Slab:
 
     part: int
     batch: Batch | None
-    """None where a part has no rows, after steps that leave some out."""
+    """None if the steps of the dataset have dropped all rows of the part."""
     is_last: bool
-    """Whether the part ends with it."""
+    """Whether it is the last slab of the part."""
 
 
 class _Thread:
@@ -55,20 +55,20 @@ class _Thread:
         if self._error is not None:
             raise self._error
         if not self._thread.is_alive():
-            raise AssertionError(f"{self._thread.name} has ended without a word")
+            raise AssertionError(f"{self._thread.name} has ended without an error")
 
 
 class Reader(_Thread):
-    """Reads what this rank scores, some MiB ahead.
+    """Reads the rows that this rank scores, some MiB ahead.
 
     Parameters
     ----------
     dataset
-        What is read.
+        The dataset to read.
     parts
-        Parts, and their rows; the next is asked for when the one before has been read.
+        Parts, and their rows; the next part is requested when the one before has been read.
     batch_size
-        Slabs are whole batches, but for the last of a part.
+        Slabs are whole batches, except for the last of a part.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Reader(_Thread):
         self._ended.set()
 
     def __iter__(self) -> Iterator[Slab]:
-        """Iterate over what was read."""
+        """Iterate over the slabs."""
         while True:
             try:
                 slab = self._slabs.get(timeout=_LOOK_INTERVAL_S)
             except queue.Empty:
-                # It may have put its last slab in this very moment.
+                # The reader may just have put its last slab.
                 if self._slabs.empty():
                     self._raise_if_failed()
                 continue
@@ -126,14 +126,14 @@ class Reader(_Thread):
 
 
 class Writer(_Thread):
-    """Writes what this rank has scored, one part after another.
+    """Writes the rows that this rank has scored, one part after another.
 
     Parameters
     ----------
     open_part
         Opens the file of a part.
     mark_empty
-        Writes down that a part has no rows.
+        Records that a part has no rows.
     on_written
         Called with a part once it is on disk.
     """
@@ -164,15 +164,15 @@ class Writer(_Thread):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait until all is written, or stop at once after an exception."""
+        """Wait until everything is written, or stop at once after an exception."""
         if kind is None and not self._ended.is_set():
             self._put(None)
             self._thread.join(timeouts.LAST_PREDICTIONS_S)
             if self._thread.is_alive():
                 raise WorkerError(
                     f"the last predictions could not be written within "
-                    f"{timeouts.describe(timeouts.LAST_PREDICTIONS_S)}: the "
-                    f"filesystem of the output does not answer."
+                    f"{timeouts.describe(timeouts.LAST_PREDICTIONS_S)}. The filesystem of the "
+                    f"output may hang: check it on this node."
                 )
             if self._error is not None:
                 raise self._error
@@ -181,7 +181,7 @@ class Writer(_Thread):
             self._thread.join(timeouts.LAST_PREDICTIONS_S)
 
     def put(self, part: int, batch: Batch | None, *, is_last: bool) -> None:
-        """Hand rows of a part over, in order. Not collective. Waits for a slow filesystem."""
+        """Queue rows of a part, in order. Not collective. Waits for a slow filesystem."""
         if self._is_new and batch is not None:
             self._is_new = False
             size = sum(values.nbytes for values in batch.values())
@@ -189,7 +189,7 @@ class Writer(_Thread):
         self._put((part, batch, is_last))
 
     def abandon(self) -> None:
-        """Write no more; what there is of a part is removed. Not collective."""
+        """Stop writing, and remove an incomplete part. Not collective."""
         self._ended.set()
 
     def _put(self, item: Any) -> None:

@@ -1,4 +1,4 @@
-"""Arguments for a predictor, checked before any rank is started."""
+"""Arguments of a predictor, checked before any rank starts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hpctrain.errors import UnknownFieldError
 from hpctrain.predict.predictor import Predictor
 from hpctrain.predict.scoring_workers import NAMES
 
-# Arguments of libraries, such as output_margin, are not that like one of ours.
+# Arguments of libraries, such as output_margin, are less similar to hpctrain's.
 _CERTAIN = 0.8
 
 
 def check_arguments(
     predictor_cls: type[Predictor], given: Mapping[str, Any], *, own: Sequence[str]
 ) -> None:
-    """Refuse arguments that neither `BatchPredictor.predict` nor the predictor has.
+    """Check that `BatchPredictor.predict` or the predictor has the given arguments.
 
-    Not collective. Where the predictor hands all others to its model, only those that are almost
-    called like one that is known are refused.
+    Not collective. If the predictor passes any argument to its model, only a name that is almost
+    that of a known argument raises.
 
     Parameters
     ----------
     predictor_cls
-        Whose ``predict()`` gets them.
+        Class whose ``predict()`` takes them.
     given
         Arguments for it.
     own
@@ -36,7 +36,7 @@ def check_arguments(
     Raises
     ------
     UnknownFieldError
-        With the name that is most like it.
+        If one is unknown; the message suggests the most similar name.
     """
     hooks = [
         getattr(predictor_cls, name)
@@ -52,7 +52,7 @@ def check_arguments(
     for name in given:
         if name in named or (takes_any and not _is_slip(name, known)):
             continue
-        meant = did_you_mean(name, known) or f"It has {', '.join(known)}."
+        meant = did_you_mean(name, known) or f"Use {', '.join(known)}."
         raise UnknownFieldError(
             f"BatchPredictor.predict() has no argument {name!r}, and neither has "
             f"{predictor_cls.__name__}. {meant}"

@@ -1,4 +1,4 @@
-"""`Predictor`: a model that was loaded from a checkpoint, and scores batches."""
+"""`Predictor`: a model, loaded from a checkpoint, that scores batches."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 
 class PredictorNotSerializableException(HpctrainError, RuntimeError):  # noqa: N818  # Ray Train's name
-    """A predictor was pickled: send its class and the checkpoint instead."""
+    """A predictor cannot be pickled: send its class and the checkpoint instead."""
 
 
 class Predictor(NamedArguments, abc.ABC):
-    """Scores batches of rows with a model that was loaded once.
+    """Scores batches of rows with a model that is loaded once.
 
     A class of your own implements `from_checkpoint` and one of ``_predict_numpy(batch, **kwargs)``
-    and ``_predict_pandas(frame, **kwargs)``. The first is given a dict of arrays, or a bare array
-    where one was given to `predict`; both return an array, a dict of arrays or a DataFrame with one
-    row for each row of the batch.
+    and ``_predict_pandas(frame, **kwargs)``. The first takes a dict of arrays, or a bare array if
+    `predict` got one; both return an array, a dict of arrays or a DataFrame with one row for each
+    row of the batch.
 
     Parameters
     ----------
     preprocessor
-        What batches go through before the model; usually the one in the checkpoint.
+        Preprocessor of batches; usually the one in the checkpoint.
     """
 
     framework: ClassVar[str | None] = None
-    """What ``features.json`` of its checkpoints says; None if it takes any checkpoint."""
+    """Framework in ``features.json`` of its checkpoints; None if it takes any checkpoint."""
     model_files: ClassVar[tuple[str, ...]] = ()
     """Names that the model's file can have in a checkpoint."""
 
     needless_packages: ClassVar[tuple[str, ...]] = ()
-    """What its framework imports where it is installed, and scoring arrays does not need."""
+    """Optional packages that its framework imports, but scoring arrays does not need."""
 
     features: tuple[str, ...] | None = None
     """Names of the model's features, in order, if the checkpoint has them."""
@@ -70,14 +70,14 @@ class Predictor(NamedArguments, abc.ABC):
 
     @classmethod
     def check_checkpoint(cls, checkpoint: Checkpoint) -> ModelFeatures | None:
-        """Return what a checkpoint says of its features, if this class can load it.
+        """Return a checkpoint's description of its model, after checking that this class loads it.
 
-        Not collective. The model is not loaded, nor is its framework.
+        Not collective. It loads neither the model nor its framework.
 
         Raises
         ------
         ConfigError
-            If the checkpoint is that of another framework, or has no model that this class loads.
+            If the checkpoint is of another framework, or has no model that this class loads.
         """
         refuse_missing(checkpoint)
         features = ModelFeatures.read(checkpoint.path)
@@ -85,25 +85,26 @@ class Predictor(NamedArguments, abc.ABC):
             return features
         if features is not None and features.framework != cls.framework:
             raise ConfigError(
-                f"{checkpoint.path} holds a model of {features.framework}, and {cls.__name__} "
+                f"{checkpoint.path} holds a model of {features.framework}, but {cls.__name__} "
                 f"loads models of {cls.framework}. Use the predictor of {features.framework}."
             )
         if cls.model_files and cls._find_model(checkpoint) is None:
             there = sorted(p.name for p in checkpoint.path.iterdir() if p.name[0] != ".")
             raise ConfigError(
                 f"{checkpoint.path} has no model that {cls.__name__} loads: none of "
-                f"{', '.join(cls.model_files)}. It has {', '.join(there) or 'no files'}."
+                f"{', '.join(cls.model_files)}. It has {', '.join(there) or 'no files'}. Give "
+                f"another checkpoint, or the predictor that reads this one."
             )
         return features
 
     @classmethod
     def import_framework(cls) -> Any:
-        """Import and return what loading a model takes, if anything. Not collective."""
+        """Import and return the framework that loads a model, if any. Not collective."""
         return None
 
     @classmethod
     def preferred_batch_format(cls) -> Literal["numpy", "pandas"]:
-        """Return the form of batches that costs this class least. Not collective."""
+        """Return the format of batches that is cheapest for this class. Not collective."""
         numpy_hook = cls._predict_numpy is not Predictor._predict_numpy
         return "numpy" if numpy_hook else "pandas"
 
@@ -112,35 +113,35 @@ class Predictor(NamedArguments, abc.ABC):
         return self._preprocessor
 
     def set_preprocessor(self, preprocessor: Any) -> None:
-        """Replace the preprocessor; None leaves batches as they are. Not collective."""
+        """Replace the preprocessor; None leaves batches unchanged. Not collective."""
         self._preprocessor = preprocessor
 
     def predict(self, data: Any, **kwargs: Any) -> Any:
-        """Return the predictions for a batch, in the form of the batch.
+        """Return the predictions for a batch, in the format of the batch.
 
         Not collective.
 
         Parameters
         ----------
         data
-            A NumPy array, a dict of arrays, a pandas DataFrame or a pyarrow Table. For a bare array
-            predictors of tensors (torch, TensorFlow, JAX) return a dict,
-            ``{"predictions": array}`` if the model does not name its output, and predictors of
-            trees and estimators an array, of which ``["predictions"]`` is the same. Of a class of
+            A NumPy array, a dict of arrays, a pandas DataFrame or a pyarrow Table. For a bare
+            array, predictors of tensors (torch, TensorFlow, JAX) return a dict,
+            ``{"predictions": array}`` if the model does not name its output; predictors of trees
+            and estimators return an array, which ``["predictions"]`` returns too. With a class of
             your own, an array that ``_predict_numpy`` returns stays an array, and a dict a dict.
         **kwargs
-            For the hook of the class.
+            Arguments of the hook of the class.
 
         Raises
         ------
         ConfigError
-            If the batch has none of these forms, or not the features of the model.
+            If the batch has another format, or lacks features of the model.
         """
         form_of(data)
         if not hasattr(self, "_preprocessor"):
             raise ConfigError(
-                f"{type(self).__name__} has a constructor of its own: let it call "
-                f"super().__init__(preprocessor)."
+                f"the constructor of {type(self).__name__} does not call that of Predictor. Call "
+                f"super().__init__(preprocessor) in it."
             )
         return in_form_of(data, self._score(self._preprocess(data), **kwargs))
 
@@ -148,7 +149,7 @@ class Predictor(NamedArguments, abc.ABC):
         if self._preprocessor is None:
             return batch
         if form_of(batch) == "pandas" and not len(batch):
-            # Vectors in a frame are objects: without any, nothing would say how long they are.
+            # In a frame vectors are objects, so an empty frame has lost their length.
             batch = from_any(batch)
         return self._preprocessor.transform_batch(batch)
 
@@ -164,11 +165,11 @@ class Predictor(NamedArguments, abc.ABC):
         return batch.drop(columns=label) if label in batch.columns else batch
 
     def _made_up_row(self) -> np.ndarray[Any, Any] | None:
-        """Return a row to score in place of a batch without any, for libraries that refuse that."""
+        """Return a row to score in place of an empty batch, for libraries that refuse one."""
         return None
 
     def _score(self, batch: Any, **kwargs: Any) -> Any:
-        """Return what the hook that suits a batch says, as it says it."""
+        """Return the result of the hook that suits a batch."""
         rows = num_rows(batch) if isinstance(batch, Mapping) else len(batch)
         if rows == 0 and (row := self._made_up_row()) is not None:
             kwargs.pop("feature_columns", None)
@@ -188,13 +189,13 @@ class Predictor(NamedArguments, abc.ABC):
             output = self._predict_numpy(to_columns(batch), **kwargs)
         else:
             raise ConfigError(
-                f"{cls.__name__} predicts nothing: implement _predict_numpy or _predict_pandas."
+                f"{cls.__name__} defines no prediction. Define _predict_numpy or _predict_pandas."
             )
         for name, values in name_outputs(output).items():
             if values.ndim == 0:
                 raise ConfigError(
-                    f"{cls.__name__} gave a single value as {name!r} for {rows} rows. An array is "
-                    f"needed, with one row for each."
+                    f"{cls.__name__} returned a single value as {name!r} for {rows} rows. Return "
+                    f"an array with one row for each."
                 )
         return output
 
@@ -211,13 +212,13 @@ class Predictor(NamedArguments, abc.ABC):
 
     def __repr__(self) -> str:
         """Return the class, and the preprocessor if there is one."""
-        # A subclass that does not call the constructor has none.
+        # A subclass may not call the constructor.
         preprocessor = getattr(self, "_preprocessor", None)
         shown = "" if preprocessor is None else f"preprocessor={preprocessor!r}"
         return f"{type(self).__name__}({shown})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Refuse to be pickled: models are loaded where they are used."""
+        """Raise: a model is loaded where it is used, never pickled."""
         raise PredictorNotSerializableException(
             f"a {type(self).__name__} cannot be pickled. Send the checkpoint and the class, and "
             f"call from_checkpoint() where the model is used."
@@ -233,7 +234,7 @@ class FunctionPredictor(Predictor):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, **kwargs: Any) -> FunctionPredictor:
-        """Return the predictor; the checkpoint is not looked at. Not collective."""
+        """Return the predictor; the checkpoint is not read. Not collective."""
         return cls(**kwargs)
 
     def _predict_pandas(self, data: Any, **kwargs: Any) -> Any:

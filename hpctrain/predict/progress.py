@@ -1,4 +1,4 @@
-"""How far a batch prediction is: what one rank has done, and what is reported of all."""
+"""Progress of a batch prediction: of one rank, and of all in its reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHECKPOINT_INTERVAL_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What one rank has done, once it has done it."""
+    """The work of one rank, after it has finished."""
 
     parts: tuple[int, ...]
     rows: int
@@ -30,7 +30,7 @@ class Own:
 
 @dataclass
 class Progress:
-    """What this rank has done, and what is known of all, for reports."""
+    """The work of this rank, and of all ranks as far as known, for reports."""
 
     worker: ActiveWorker
     output: Output
@@ -38,7 +38,7 @@ class Progress:
     done: set[int]
     """Parts that earlier attempts have scored."""
     parts: list[int] = field(default_factory=list)
-    """Parts that this rank has written, in the thread that writes."""
+    """Parts that this rank has written; the writer thread appends to it."""
     began_at: float = field(default_factory=time.monotonic)
     rows: int = 0
     """Rows that this rank has scored."""
@@ -56,7 +56,7 @@ class Progress:
         return self._rows_of(self.done)
 
     def own(self) -> Own:
-        """Return what the other ranks want to know. Not collective."""
+        """Return the values that rank 0 collects. Not collective."""
         return Own(
             parts=tuple(self.parts),
             rows=self.rows,
@@ -65,7 +65,7 @@ class Progress:
         )
 
     def add(self, rows: int) -> bool:
-        """Count rows that were scored; return whether all ranks are to stop."""
+        """Count scored rows; return whether all ranks must stop."""
         session = self.worker.session
         session.heartbeat()
         if self.first_row_at is None:
@@ -77,7 +77,7 @@ class Progress:
         return session.should_stop()
 
     def report(self) -> None:
-        """Report; rank 0 looks how far all are."""
+        """Report; rank 0 reports the progress of all ranks."""
         self._reported_at = time.monotonic()
         if self.worker.context.world.world_rank != 0:
             self.worker.session.report({"rows": self.rows})
@@ -89,7 +89,7 @@ class Progress:
             self.worker.session.report(metrics)
 
     def describe(self, rows: int) -> dict[str, Any]:
-        """Return the metrics of so many rows that are done."""
+        """Return the metrics for this number of scored rows."""
         total = self.partition.num_rows
         elapsed = time.monotonic() - self.began_at
         return {
@@ -110,8 +110,8 @@ class Progress:
         return self._saved is None or (newest is not None and newest.path == self._saved)
 
     def _report_with_checkpoint(self, metrics: dict[str, Any]) -> None:
-        # By checkpoints others see that the run makes progress. Behind, and the next only when this
-        # one is committed: ranks make their reports at their own pace.
+        # Checkpoints show that the run makes progress. They are uploaded in the background, and the
+        # next one only after this one is committed, because ranks report at different times.
         from hpctrain.worker.upload import Upload
 
         self._saved_at = time.monotonic()

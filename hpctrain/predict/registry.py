@@ -1,4 +1,4 @@
-"""Which predictor a checkpoint is for, where only its path is known."""
+"""The predictor for a checkpoint of which only the path is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.predict.predictor import Predictor
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 
-# By name: frameworks stand above this module, and are imported when their models are.
+# Names, not classes: this layer must not import the packages of frameworks.
 _PREDICTORS: Mapping[str, str] = {
     "jax": "hpctrain.jax:JaxPredictor",
     "lightgbm": "hpctrain.lightgbm:LightGBMPredictor",
@@ -43,7 +43,9 @@ def find_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint.from_directory(path)
     newest = Result.from_path(path).checkpoint
     if newest is None:
-        raise ConfigError(f"run {path} has no complete checkpoint. Give a checkpoint's directory.")
+        raise ConfigError(
+            f"run {path} has no complete checkpoint. Give the directory of a checkpoint."
+        )
     return newest
 
 
@@ -55,14 +57,14 @@ def find_predictor(checkpoint: Checkpoint, name: str = "") -> type[Predictor]:
     Parameters
     ----------
     checkpoint
-        Its ``features.json`` says the framework; a reported state without one is torch's.
+        Its ``features.json`` names the framework; a reported state without one is torch's.
     name
-        ``module:Class`` of a class of one's own, in place of that.
+        ``module:Class`` of another predictor.
 
     Raises
     ------
     ConfigError
-        If nothing says what it is, or the class is not a predictor.
+        If the framework is unknown, or the class is not a predictor.
     """
     if not name:
         features = ModelFeatures.read(checkpoint.path)
@@ -72,32 +74,39 @@ def find_predictor(checkpoint: Checkpoint, name: str = "") -> type[Predictor]:
         if framework not in _PREDICTORS:
             said = f"framework {framework!r}" if framework else f"no {FEATURES_NAME}"
             raise ConfigError(
-                f"{checkpoint.path} has {said}, so its predictor is not known. Name the class, as "
-                f"module:Class; {', '.join(_PREDICTORS.values())} come with hpctrain."
+                f"{checkpoint.path} has {said}, so its predictor is unknown. Name the class as "
+                f"module:Class; hpctrain has {', '.join(_PREDICTORS.values())}."
             )
         name = _PREDICTORS[framework]
     found = import_name(name)
     if not (isinstance(found, type) and issubclass(found, Predictor)):
-        raise ConfigError(f"{name} is not a class that extends hpctrain.predict.Predictor.")
+        raise ConfigError(
+            f"{name} is not a class that extends hpctrain.predict.Predictor. Name one that does."
+        )
     return found
 
 
 def import_name(name: str) -> Any:
-    """Return what ``module:name`` means; modules may lie in the working directory.
+    """Return the object that ``module:name`` names; modules may be in the working directory.
 
     Not collective.
 
     Raises
     ------
     ConfigError
-        If there is no such thing.
+        If it cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise ConfigError(f"{name!r}: module:name is needed, as in 'my_models:make_net'.")
+        raise ConfigError(
+            f"{name!r} is not of the form module:name. Give one, as in 'my_models:make_net'."
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{name!r} cannot be imported: {error}.") from error
+        raise ConfigError(
+            f"{name!r} cannot be imported: {error}. Check the name, and that the module is "
+            f"installed or in the working directory."
+        ) from error

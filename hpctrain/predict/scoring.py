@@ -1,4 +1,4 @@
-"""What each rank of a batch prediction does."""
+"""The work of each rank of a batch prediction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hpctrain.worker.context import ActiveWorker, active_worker
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """A batch prediction, as a value that travels to the ranks."""
+    """A batch prediction, as a value that is pickled for the ranks."""
 
     dataset: Dataset
     predictor_cls: type[Predictor]
@@ -44,19 +44,19 @@ class Scoring:
     predictor_kwargs: Mapping[str, Any]
     predict_kwargs: Mapping[str, Any]
     preprocessor: Any
-    """In place of the checkpoint's; None leaves that."""
+    """Replaces the checkpoint's; None uses that one."""
     own_pickles: frozenset[str] = frozenset()
-    """Digests of pickles in the checkpoint that the process which predicts has made itself."""
+    """Digests of pickles in the checkpoint that the calling process has made itself."""
     feature_columns: tuple[str, ...]
-    """What the predictor is given, after the preprocessor."""
+    """Columns for the predictor, after the preprocessor."""
     keep_columns: tuple[str, ...]
-    """What is copied beside the predictions, after the preprocessor."""
+    """Columns to copy beside the predictions, after the preprocessor."""
     batch_size: int
     rows_per_part: int | None
     output: Output | None
-    """Where predictions go; None is ``artifacts/predictions.h5`` of the run."""
+    """The output; None is ``artifacts/predictions.h5`` of the run."""
     identity: Identity
-    """What the predictions depend on."""
+    """Digests of everything that the predictions depend on."""
 
     def input_files(self) -> list[str]:
         """Return the files that the rows are in. Not collective."""
@@ -67,14 +67,14 @@ class Scoring:
         return [] if self.checkpoint is None else files_below(self.checkpoint)
 
     def check_unchanged(self) -> None:
-        """Refuse files that are no longer those that were to be scored, or to be scored with.
+        """Check that the files of the input and of the checkpoint have not changed.
 
         Not collective; for rank 0.
 
         Raises
         ------
         ConfigError
-            The message has the file that was changed last.
+            If they have; the message names the file that was changed last.
         """
         for what, files, known in (
             ("the input has", self.input_files(), self.identity.inputs),
@@ -82,9 +82,9 @@ class Scoring:
         ):
             if identify_files(files) != known:
                 raise ConfigError(
-                    f"{what} changed since this prediction began, last {newest(files)}: what is "
-                    f"scored already belongs to what was there before. Remove the parts and "
-                    f"predict again, under another name if the run has one."
+                    f"{what} changed since this prediction began, last {newest(files)}, so the "
+                    f"parts that are scored already do not match. Remove the parts and predict "
+                    f"again, under another name if the run has one."
                 )
 
     def output_in(self, run: Path) -> Output:
@@ -92,7 +92,7 @@ class Scoring:
         return self.output or Output.at(run / "artifacts" / "predictions.h5")
 
     def partition(self, world_size: int) -> Partition:
-        """Return how the rows are dealt into parts for so many ranks. Not collective."""
+        """Return the partition of the rows for this number of ranks. Not collective."""
         rows = self.dataset.source.num_rows
         if self.rows_per_part is not None:
             return Partition(num_rows=rows, rows_per_part=self.rows_per_part)
@@ -102,7 +102,7 @@ class Scoring:
         """Load the model. Not collective."""
         checkpoint: Any = None if self.checkpoint is None else Checkpoint(self.checkpoint)
         cls = self.predictor_cls
-        # A class that extends another may need more; and steps, which run meanwhile, anything.
+        # A subclass may need more packages, and so may steps, which run at the same time.
         is_lean = "needless_packages" in vars(cls) and not self.dataset.steps
         with lean_import.without(cls.needless_packages if is_lean else ()):
             cls.import_framework()
@@ -115,14 +115,14 @@ class Scoring:
 
 
 class Scorer:
-    """A loaded predictor that makes the rows of an output.
+    """A loaded predictor that computes the rows of an output.
 
     Parameters
     ----------
     predictor
-        It, with its preprocessor, which is called here, since columns are kept after it.
+        The predictor. Its preprocessor is called here, because columns are kept after it.
     scoring
-        Which columns go into it, and which are kept.
+        The columns for the predictor, and those to keep.
     """
 
     def __init__(self, predictor: Predictor, scoring: Scoring) -> None:
@@ -141,7 +141,7 @@ class Scorer:
         Raises
         ------
         ConfigError
-            If an output has the name of a column that is kept, or not the rows for it.
+            If an output has the name of a kept column, or another number of rows.
         """
         if self._preprocessor is not None:
             batch = from_any(self._preprocessor.transform_batch(batch))
@@ -152,8 +152,8 @@ class Scorer:
         scored = name_outputs(self._predictor.predict(features, **scoring.predict_kwargs))
         if clash := [name for name in scoring.keep_columns if name in scored]:
             raise ConfigError(
-                f"keep_columns={clash} are names of the predictor's outputs too. Rename the "
-                f"columns of the input, or do not keep them."
+                f"keep_columns={clash} are names of the predictor's outputs too. Rename these "
+                f"columns of the input, or leave them out of keep_columns."
             )
         self._compare_rows(scored, num_rows(batch))
         return {**{name: batch[name] for name in scoring.keep_columns}, **scored}
@@ -163,18 +163,19 @@ class Scorer:
         self.gave_rows = given == rows
         if self.gave_rows:
             return
-        found = f"{type(self._predictor).__name__} gave {given} rows for {rows}"
-        if self._scoring.keep_columns:
+        found = f"{type(self._predictor).__name__} returned {given} rows for {rows}"
+        if kept := self._scoring.keep_columns:
             raise ConfigError(
-                f"{found}, and keep_columns are to lie beside them. Let it give one row for each."
+                f"{found}, so keep_columns={list(kept)} cannot be copied beside them. Let it "
+                f"return one row for each, or leave out keep_columns."
             )
         if not self._has_warned:
-            log(f"warning: {found}: what is predicted belongs to no row of the input.")
+            log(f"warning: {found}: predictions do not match rows of the input.")
         self._has_warned = True
 
 
 def score(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Score the rows of this rank, and finish the output once all are done. Collective.
+    """Score the rows of this rank, and finish the output after all ranks. Collective.
 
     It is the training function of a batch prediction: its ``config`` has the `Scoring`.
     """
@@ -198,7 +199,7 @@ def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[
             claims.mkdir(DIRECTORY_MODE)
     plan = comm.bcast(plan)
     if plan is None:
-        # Whoever finished it died before it could say so.
+        # An earlier attempt finished the output, and failed before it reported that.
         return None
     partition, done = plan
     todo = [part for part in range(partition.num_parts) if part not in done]
@@ -208,7 +209,7 @@ def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[
     _wait_for_all(worker)
     reports = comm.allgather(worker.session.reports)
     while worker.session.reports < max(reports):
-        # Ranks report at their own pace, and leave after the same report.
+        # Ranks have made different numbers of reports, but must end after the same one.
         worker.session.report({})
     worker.session.should_stop()
     everyone = comm.allgather(progress.own())
@@ -216,7 +217,7 @@ def _score_held(scoring: Scoring, output: Output, worker: ActiveWorker) -> dict[
     if len(written) < partition.num_parts:
         return None
     if world.world_rank == 0:
-        # Ranks may have read rows of both, if it changed under them.
+        # If files changed meanwhile, ranks may have read old and new rows.
         scoring.check_unchanged()
         output.finish(partition.num_parts)
     comm.barrier()
@@ -242,7 +243,7 @@ def _score_parts(
     dataset = scoring.dataset
     claimed = ((part, partition.rows(part)) for part in mine)
 
-    # Of each part by its first batch, before the writer has it: that is a thread of its own.
+    # Set by the first batch of a part, before the writer thread opens its file.
     keeps_rows: dict[int, bool] = {}
 
     def open_part(part: int) -> PartFile:
@@ -263,7 +264,7 @@ def _score_parts(
                 keeps_rows.setdefault(slab.part, dataset.keeps_rows and scorer.gave_rows)
                 writer.put(slab.part, scored, is_last=False)
                 if progress.add(num_rows(batch)):
-                    # What is left of the part is scored again when the run resumes.
+                    # A resumed run scores this part again.
                     writer.abandon()
                     return
             if slab.is_last:
@@ -271,7 +272,7 @@ def _score_parts(
 
 
 def _wait_for_all(worker: ActiveWorker) -> None:
-    """Wait for ranks that still score, as long as that takes: if one of them hangs, it is named."""
+    """Wait for ranks that still score, without a timeout: a hanging rank is detected elsewhere."""
     if worker.context.world.world_size > 1:
         comm: Any = worker.comm
         mpi.wait_barrier(comm, timeout_s=math.inf, meanwhile=worker.session.heartbeat)

@@ -1,4 +1,4 @@
-"""What is scored, made of what a user asks for and what is known of the model."""
+"""Makes a `Scoring` from the user's arguments and the description of the model."""
 
 from __future__ import annotations
 
@@ -41,33 +41,35 @@ def plan_scoring(
     rows_per_part: int | None,
     output: Output | None,
 ) -> Scoring:
-    """Return what is scored, with what, and what the predictions depend on.
+    """Return a checked batch prediction, with its identity.
 
     Not collective.
 
     Parameters
     ----------
     model
-        What the checkpoint says of the model's features.
+        The checkpoint's description of the model.
     preprocessor
-        What batches go through before the model.
+        Preprocessor of batches.
     replaces_preprocessor
-        It, where it is not the checkpoint's.
+        The preprocessor if it is not the checkpoint's, else None.
     rows_per_part
-        Rounded up to whole batches.
+        Rows of a part; rounded up to whole batches.
 
     Raises
     ------
     ConfigError
-        If a value is not one that can be, there are no rows, or a column is missing.
+        If a value is impossible, there are no rows, or a column is missing.
     """
     check_count("batch_size", batch_size, at_least=1)
     check_count("rows_per_part", rows_per_part, at_least=1, optional=True)
     for name, given in (("feature_columns", feature_columns), ("keep_columns", keep_columns)):
         if isinstance(given, str):
-            raise ConfigError(f"{name}={given!r}: a list of names is needed, [{given!r}].")
+            raise ConfigError(f"{name}={given!r} is a text, not a list of names. Give [{given!r}].")
     if dataset.source.num_rows == 0:
-        raise ConfigError("the input has no rows: there is nothing to predict on.")
+        raise ConfigError(
+            "the input has no rows, so there is nothing to predict. Check its paths and filters."
+        )
     schema = schema_after(preprocessor, dataset)
     columns = _choose_columns(schema, model, feature_columns, tuple(keep_columns))
     if preprocessor is None:
@@ -99,12 +101,12 @@ def _choose_columns(
     feature_columns: Sequence[str] | None,
     keep_columns: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Return the columns that the predictor is given."""
+    """Return the columns for the predictor."""
     check_columns(keep_columns, schema.names)
     if PREDICTIONS in keep_columns:
         raise ConfigError(
-            f"keep_columns has {PREDICTIONS!r}, the name of what is predicted. Rename the "
-            f"column of the input, or do not keep it."
+            f"keep_columns={list(keep_columns)} has {PREDICTIONS!r}, the name of the output. "
+            f"Rename this column of the input, or leave it out of keep_columns."
         )
     names = None if model is None else model.features
     label = None if model is None else model.label
@@ -128,10 +130,10 @@ def _own_pickles(checkpoint: Path) -> frozenset[str]:
 
 
 def _identify(scoring: Scoring, about: str) -> Identity:
-    """Return all that predictions depend on, the content of input and model included."""
+    """Return digests of all that predictions depend on, including the files of input and model."""
     inputs, model = map(identify_files, (scoring.input_files(), scoring.model_files()))
-    # How the rows are dealt into parts changes no prediction, nor does the place of the output. The
-    # files of the checkpoint count by themselves, regardless of their owner.
+    # Predictions depend neither on the partition into parts nor on the path of the output. The
+    # digest of the checkpoint's files does not depend on their owner.
     content = replace(scoring, output=None, rows_per_part=None, own_pickles=frozenset())
     whole = make_fingerprint(pack(content, what="the prediction"), f"{inputs} {model}".encode())
     return Identity(whole=whole, inputs=inputs, model=model, about=about)

@@ -13,10 +13,10 @@ from hpctrain.predict.predictor import Predictor
 
 _WORKERS = ("max_scoring_workers", "min_scoring_workers")
 _RESOURCES = ("num_cpus_per_worker", "num_gpus_per_worker")
-# Of tasks that Ray places by itself.
+# Arguments of tasks that Ray schedules.
 _WITHOUT_MEANING = ("ray_remote_args", "separate_gpu_stage")
 NAMES = (*_WORKERS, *_RESOURCES, *_WITHOUT_MEANING)
-"""The arguments that are taken."""
+"""The accepted arguments."""
 
 
 def take_scaling(
@@ -25,28 +25,28 @@ def take_scaling(
     predictor_cls: type[Predictor],
     predictor_kwargs: Mapping[str, Any],
 ) -> tuple[ScalingConfig | None, Mapping[str, Any]]:
-    """Return what Ray Train's arguments, which are taken out of `kwargs`, mean.
+    """Return the ScalingConfig and the predictor's arguments for Ray Train's arguments.
 
-    Not collective. It is the ScalingConfig, where the most workers that were allowed is how many
-    there are, else the fewest; and the predictor's arguments, with ``use_gpu=True`` if workers are
-    to have GPUs and nothing else is said.
+    Not collective. The arguments are removed from `kwargs`. The number of workers is the given
+    maximum, else the given minimum. The predictor gets ``use_gpu=True`` if workers have GPUs and
+    `predictor_kwargs` does not set it.
 
     Raises
     ------
     ConfigError
-        If a ScalingConfig was given too, a value is impossible, or there would be GPUs that the
-        predictor does not use.
+        If a ScalingConfig is given too, a value is impossible, or the predictor would not use the
+        GPUs.
     """
     ignored = [name for name in _WITHOUT_MEANING if kwargs.pop(name, None) is not None]
     if ignored:
-        log(f"predict({', '.join(ignored)}) has no meaning here: each rank reads what it scores.")
+        log(f"predict({', '.join(ignored)}) has no effect: each rank reads the rows it scores.")
     given = {name: kwargs.pop(name) for name in (*_WORKERS, *_RESOURCES) if name in kwargs}
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         return scaling_config, predictor_kwargs
     if scaling_config is not None:
         raise ConfigError(
-            f"predict() was given scaling_config and {', '.join(given)}. Say all of it in the "
+            f"predict() was given scaling_config and {', '.join(given)}. Give only the "
             f"ScalingConfig."
         )
     names = {"num_cpus_per_worker": "CPU", "num_gpus_per_worker": "GPU"}
@@ -62,16 +62,16 @@ def take_scaling(
 
 
 def _with_gpu(cls: type[Predictor], kwargs: Mapping[str, Any], gpus: float) -> Mapping[str, Any]:
-    """Return the arguments with ``use_gpu=True``, or refuse GPUs that the predictor leaves idle."""
+    """Return the arguments with ``use_gpu=True``; raise if the predictor would not use GPUs."""
     if "use_gpu" not in kwargs and "use_gpu" in inspect.signature(cls.from_checkpoint).parameters:
         return {**kwargs, "use_gpu": True}
     if kwargs.get("use_gpu"):
         return kwargs
     if "use_gpu" in kwargs:
-        why = "its use_gpu=False says so"
+        why = "it was given use_gpu=False"
     else:
         why = f"{cls.__name__}.from_checkpoint() has no argument use_gpu"
     raise ConfigError(
         f"predict(num_gpus_per_worker={gpus}): {cls.__name__} does not support GPU prediction: "
-        f"{why}. Say BatchPredictor(..., use_gpu=True), or leave num_gpus_per_worker out."
+        f"{why}. Give BatchPredictor(..., use_gpu=True), or leave num_gpus_per_worker out."
     )

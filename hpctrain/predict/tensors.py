@@ -1,4 +1,4 @@
-"""What models of tensors are given for a batch, and what they return, whatever the framework."""
+"""Conversion of batches to tensors, and of a model's output to columns, for any framework."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def to_inputs(
     dtype: Any,
     to_tensor: Callable[[np.ndarray[Any, Any], Any], Any],
 ) -> Any:
-    """Return a batch as one tensor, or as a dict of them.
+    """Return a batch as one tensor, or as a dict of tensors.
 
-    Not collective. It is one for a bare array, for the only column, and for the columns of
-    `features`, side by side.
+    Not collective. The result is one tensor for a bare array, for a single column, and for the
+    columns of `features` side by side.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ def to_inputs(
     dtype
         Type of the tensors, or a mapping of columns to types; None leaves it to `to_tensor`.
     to_tensor
-        Makes a tensor of an array and a type.
+        Converts an array to a tensor of a type.
 
     Raises
     ------
     ConfigError
-        If the batch has not the model's inputs.
+        If the batch lacks inputs of the model.
     """
     if isinstance(batch, np.ndarray):
         check_width(batch, features)
@@ -57,7 +57,7 @@ def from_output(
     to_numpy: Callable[[Any], np.ndarray[Any, Any]],
     predictor: str,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return what a model made of a batch as columns.
+    """Return a model's output as columns.
 
     Not collective.
 
@@ -66,11 +66,11 @@ def from_output(
     output
         A tensor, or a dict of tensors.
     is_tensor
-        Says whether something is a tensor.
+        Returns whether a value is a tensor.
     to_numpy
-        Makes an array of a tensor.
+        Converts a tensor to an array.
     predictor
-        Whose model it is, for the error.
+        Name of the predictor, for the error.
 
     Raises
     ------
@@ -82,6 +82,6 @@ def from_output(
     if isinstance(output, Mapping) and all(map(is_tensor, output.values())):
         return {str(name): to_numpy(values) for name, values in output.items()}
     raise ConfigError(
-        f"the model returned a {type(output).__name__}. {predictor} understands a tensor, or a "
-        f"dict of tensors; override call_model() to make one of what it returns."
+        f"the model returned a {type(output).__name__}, but {predictor} accepts a tensor or a dict "
+        f"of tensors. Override call_model() to convert the output."
     )

@@ -327,7 +327,7 @@ def test_skops(directory: Path, marker: Path, hostile: bytes) -> None:
         SklearnCheckpoint(directory).get_estimator,
         lambda: SklearnPredictor.from_checkpoint(checkpoint),
     ):
-        refused(load, marker, r"(posix|os)\.system, and making them would run.*trusted=\[")
+        refused(load, marker, r"(posix|os)\.system, and creating them would run.*trusted=\[")
     # A class that a module of scikit-learn has imported, and that is not its own.
     skops.io.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0]), path)
     with zipfile.ZipFile(path) as archive:
@@ -339,7 +339,7 @@ def test_skops(directory: Path, marker: Path, hostile: bytes) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, part in content.items():
             archive.writestr(name, part)
-    why = "TemporaryDirectory, and making them would run"
+    why = "TemporaryDirectory, and creating them would run"
     refused(SklearnCheckpoint(directory).get_estimator, marker, why)
 
 
@@ -427,7 +427,7 @@ def test_a_dict_checkpoint_is_opened_by_to_dict_alone(
     (directory / "dict_checkpoint.pkl").write_bytes(hostile)
     checkpoint = Checkpoint(directory)
     checkpoint.get_metadata(), checkpoint.get_preprocessor()
-    refused(lambda: find_predictor(checkpoint), marker, "its predictor is not known")
+    refused(lambda: find_predictor(checkpoint), marker, "its predictor is unknown")
     checkpoint.to_dict()
     assert marker.exists()
 
@@ -455,7 +455,7 @@ def test_a_loop_and_training_arguments_are_opened_by_restore_and_get_alone(
 def test_the_framework_of_a_checkpoint_names_no_module(directory: Path, marker: Path) -> None:
     for name in ("os:system", "evil", "hpctrain.torch:TorchPredictor"):
         checkpoint = describe(directory, name)
-        refused(lambda c=checkpoint: find_predictor(c), marker, "its predictor is not known")
+        refused(lambda c=checkpoint: find_predictor(c), marker, "its predictor is unknown")
 
 
 def test_a_run_is_read_without_what_it_pickled(

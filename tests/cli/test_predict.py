@@ -91,10 +91,10 @@ def test_a_torch_model_is_made_by_a_function_of_ones_own(folder):
     ("words", "complaint"),
     [
         (["--checkpoint", "nowhere", "-i", "rows.h5", "-o", "s.h5"], "does not exist"),
-        (["--checkpoint", "trees", "-i", "rows.txt", "-o", "s.h5"], "its ending says the format"),
-        (["--checkpoint", "trees", "-i", "rows.h5", "-o", "s.txt"], "its ending says the format"),
+        (["--checkpoint", "trees", "-i", "rows.txt", "-o", "s.h5"], "is unknown. Give files"),
+        (["--checkpoint", "trees", "-i", "rows.h5", "-o", "s.txt"], "is unknown. Give a path"),
         (["--checkpoint", "trees", "-i", "rows.h5", "-o", "s.h5"], "has 'id', which the model"),
-        (["--checkpoint", ".", "-i", "rows.h5", "-o", "s.h5"], "its predictor is not known"),
+        (["--checkpoint", ".", "-i", "rows.h5", "-o", "s.h5"], "its predictor is unknown"),
         (
             ["--checkpoint", "trees", "--predictor", "my_nets:Net", "-i", "rows.h5", "-o", "s.h5"],
             "'my_nets:Net' cannot be imported",

@@ -204,7 +204,7 @@ def test_boosting_does_not_go_on_with_other_features(
     before = digests(earlier.path)
     found_by_ranks(
         tmp_path,
-        r"the checkpoint's model has 3 features, the datasets have 4; what differs: \['d'\]",
+        r"the checkpoint's model has 3 features, the datasets have 4; these differ: \['d'\]",
         trainer=XGBoostTrainer,
         datasets={"train": from_pandas(TABLE.assign(d=1.0))},
         resume_from_checkpoint=checkpoint,
@@ -295,7 +295,7 @@ def test_files_with_unlike_columns_are_no_dataset(suffix: str, read: Any, tmp_pa
 def test_datasets_with_unlike_columns_are_refused(trainer: type, tmp_path: Path) -> None:
     refused(
         tmp_path,
-        "dataset 'train' has a column 'b' that dataset 'valid' lacks.* drop it, or add it",
+        "dataset 'train' has a column 'b' that dataset 'valid' lacks.* drop this one, or add it",
         trainer=trainer,
         datasets={"train": from_pandas(TABLE), "valid": from_pandas(TABLE.drop(columns="b"))},
     )
@@ -346,7 +346,7 @@ def test_a_prediction_is_not_mixed_with_that_of_a_file_that_was_cut_off(
 
     # It could be another file as well, with other rows before the place where it was cut.
     second.write_bytes(whole)
-    with pytest.raises(HpctrainError, match=r"the input is another one, or has changed.*Remove it"):
+    with pytest.raises(HpctrainError, match=r"the input differs, or has changed.*Remove it"):
         predict(predictor, dataset, output)
     shutil.rmtree(parts)
     assert predict(predictor, dataset, output).count() == ROWS
@@ -358,8 +358,8 @@ def test_a_prediction_is_not_mixed_with_that_of_a_file_that_was_cut_off(
 @pytest.mark.parametrize(
     ("output", "complaint"),
     [
-        ("scores.xlsx", r"its ending says the format, one of \.h5, \.hdf5, \.parquet, \.csv"),
-        ("s3://bucket/scores.h5", "is a URL.*filesystem that all nodes share: give a path there"),
+        ("scores.xlsx", r"with one of \.h5, \.hdf5, \.parquet, \.csv"),
+        ("s3://bucket/scores.h5", "is a URL.*filesystem that all nodes share. Give a path there"),
         ("/proc/scores.h5", "nothing can be written into /proc .* Choose another path"),
     ],
 )
@@ -378,7 +378,7 @@ def test_an_output_that_is_there_is_kept(checkpoint: Checkpoint, tmp_path: Path)
     predictor = BatchPredictor.from_checkpoint(checkpoint, XGBoostPredictor)
     output = write_h5(tmp_path / "scores.h5")
     before = digests(tmp_path)
-    with pytest.raises(ConfigError, match=r"is not written over: remove it, .*another path"):
+    with pytest.raises(ConfigError, match=r"is never overwritten: remove it, .*another path"):
         predict(predictor, from_pandas(TABLE), output)
     assert digests(tmp_path) == before
 

@@ -309,12 +309,12 @@ def test_lightgbm_scores_as_its_library_does(rows_h5, tmp_path):
         ({"feature_columns": ["y"]}, "has no 'x_0', 'x_1', 'x_2', 'x_3', which the model"),
         ({"feature_columns": ["x", "y"]}, "has 'y', which the model was not trained on"),
         ({}, "has 'id', which the model was not trained on"),
-        ({"keep_columns": "id"}, r"a list of names is needed, \['id'\]"),
+        ({"keep_columns": "id"}, r"is a text, not a list of names. Give \['id'\]"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"output": "s3://bucket/scores.h5"}, "is a URL"),
-        ({"output": "scores.xlsx"}, "its ending says the format, one of .h5"),
+        ({"output": "scores.xlsx"}, "the format of .* is unknown. .* with one of .h5"),
         ({"output": "scores.npy", "keep_columns": ["id"]}, "holds one array"),
-        ({"output": "/proc/scores.h5", "keep_columns": ["id"]}, "nothing can be written"),
+        ({"output": "/proc/scores.h5", "keep_columns": ["id"]}, "is not writable"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
@@ -351,7 +351,7 @@ def test_an_empty_input_is_refused(predictor, tmp_path):
 def test_an_output_that_exists_is_not_written_over(predictor, rows_h5, tmp_path):
     output = tmp_path / "s.h5"
     output.write_text("precious")
-    with pytest.raises(ConfigError, match="exists, and is not the output of this prediction"):
+    with pytest.raises(ConfigError, match="exists, but is not the output of this prediction"):
         predictor.predict(rows_h5, keep_columns=["id"], output=output, **here(tmp_path))
     assert output.read_text() == "precious"
 
@@ -612,7 +612,9 @@ def test_a_prediction_is_submitted_and_its_handle_waits_for_it(
     assert np.array_equal(again.to_numpy()["predictions"], expected)
     assert predictor.submit(rows_h5, **arguments, **two_ranks(tmp_path, name="run")) == handle
     assert len(handle.result().attempts) == 1, "and nothing runs again"
-    with pytest.raises(ConfigError, match=r"out.h5 is there already .* Call predict\(\), which"):
+    with pytest.raises(
+        ConfigError, match=r"out.h5 holds these predictions already.* Call predict\(\), which"
+    ):
         predictor.submit(rows_h5, **arguments, **two_ranks(tmp_path, name="other"))
     with pytest.raises(ConfigError, match="num_workers=0 runs in this interpreter"):
         predictor.submit(rows_h5, keep_columns=["id"], **here(tmp_path, name="here"))
@@ -651,14 +653,18 @@ def test_a_predictor_may_give_another_number_of_rows_and_that_is_logged(
     assert scored.count() == 10
     ids = np.arange(ROWS).reshape(10, 300)
     assert next(iter(scored.to_numpy().values())).ravel().tolist() == ids.sum(1).tolist()
-    assert capsys.readouterr().err.count("SumsOfBatches gave 1 rows for 300: what is pred") == 1
+    assert capsys.readouterr().err.count("SumsOfBatches returned 1 rows for 300: predictions do not match rows") == 1
 
 
 @pytest.mark.parametrize(
     ("start", "options", "message"),
     [
-        (0, {"keep_columns": ["x"]}, "gave 1 rows for 300, and keep_columns are to lie beside"),
-        (300, {}, "gave 301 rows for 600: one for each row of some batches, and not of"),
+        (
+            0,
+            {"keep_columns": ["x"]},
+            "returned 1 rows for 300, so keep_columns=.* cannot be copied beside",
+        ),
+        (300, {}, "returned 301 rows for 600: a row for each row of some batches, but not of"),
     ],
 )
 def test_rows_that_belong_to_no_row_are_refused_where_that_would_mislead(

@@ -90,7 +90,7 @@ def test_the_output_of_what_was_there_before_is_not_returned(tmp_path: Path, suf
     assert values_of(predictor.predict(path, output=output, **where(tmp_path))) == BEFORE.tolist()
 
     WRITERS[suffix](path, AFTER)
-    with pytest.raises(ConfigError, match="the input is another one, or has changed since"):
+    with pytest.raises(ConfigError, match="the input differs, or has changed since"):
         predictor.predict(path, output=output, **where(tmp_path))
     scored = predictor.predict(path, output=tmp_path / "new.parquet", **where(tmp_path))
     assert values_of(scored) == AFTER.tolist()
@@ -104,7 +104,7 @@ def test_nor_is_that_of_a_run_by_its_name(tmp_path: Path, suffix: str) -> None:
     assert values_of(predictor.predict(path, **where(tmp_path, name="a"))) == BEFORE.tolist()
     assert values_of(predictor.predict(path, **where(tmp_path, name="a"))) == BEFORE.tolist()
     WRITERS[suffix](path, AFTER)
-    with pytest.raises(ConfigError, match="the input is another one, or has changed since"):
+    with pytest.raises(ConfigError, match="the input differs, or has changed since"):
         predictor.predict(path, **where(tmp_path, name="a"))
 
 
@@ -131,7 +131,7 @@ def test_a_prediction_does_not_go_on_with_other_rows(
 
     WRITERS[suffix](path, AFTER)
     fails.unlink()
-    with pytest.raises(HpctrainError, match="the input is another one, or has changed since"):
+    with pytest.raises(HpctrainError, match="the input differs, or has changed since"):
         predictor.predict(path, **how, **where(tmp_path, name=name))
     WRITERS[suffix](path, BEFORE)
     if suffix != ".h5":
@@ -187,7 +187,7 @@ def test_a_file_of_the_model_counts_wherever_it_lies(tmp_path: Path) -> None:
     predictor = BatchPredictor(Checkpoint(model), Same)
     predictor.predict(BEFORE, output=output, **where(tmp_path))
     (model / "variables" / "weights").write_text("2")
-    with pytest.raises(ConfigError, match="the files of the checkpoint are others"):
+    with pytest.raises(ConfigError, match="the checkpoint differs, or its files have changed"):
         predictor.predict(BEFORE, output=output, **where(tmp_path))
 
 

@@ -69,7 +69,7 @@ def test_the_label_may_be_there():
 
 def test_an_array_has_to_be_as_wide_as_the_model():
     assert select_matrix(X, ["a", "b"], [2, 0]).tolist() == X[:, [2, 0]].tolist()
-    with pytest.raises(ConfigError, match="3 columns, and the model was trained on 2 features"):
+    with pytest.raises(ConfigError, match="3 columns, but the model was trained on 2 features"):
         select_matrix(X, ["a", "b"])
 
 

@@ -18,7 +18,7 @@ def test_two_runs_do_not_write_one_output(tmp_path, monkeypatch):
     output = Output.at(tmp_path / "s.h5")
     with (
         output.hold(),
-        pytest.raises(ConfigError, match="another run writes"),
+        pytest.raises(ConfigError, match="another run has been writing"),
         output.hold(),
     ):
         pass
@@ -62,9 +62,9 @@ def test_what_dead_ranks_have_left_is_removed_and_parts_are_not(tmp_path):
         "part-000001.h5",
     ]
     for changed, what in (
-        ({"inputs": "other"}, "the input is another one, or has changed"),
-        ({"model": "other"}, "the files of the checkpoint are others"),
-        ({}, "another predictor, other columns or arguments"),
+        ({"inputs": "other"}, "the input differs, or has changed"),
+        ({"model": "other"}, "the checkpoint differs, or its files have changed"),
+        ({}, "the predictor, columns or arguments differ"),
     ):
         with pytest.raises(ConfigError, match=f"parts of another prediction: .*{what}"):
             output.begin(replace(same, whole="another", **changed), partition)

@@ -47,7 +47,7 @@ def test_an_argument_of_the_predictor_is_taken_and_one_like_it_refused() -> None
     check_arguments(Scaled, {"factor": 2.0}, own=OWN)
     with pytest.raises(ConfigError, match=r"neither has Scaled\. Did you mean 'factor'\?"):
         check_arguments(Scaled, {"facto": 2.0}, own=OWN)
-    with pytest.raises(ConfigError, match=r"It has batch_size, keep_columns, output, factor, "):
+    with pytest.raises(ConfigError, match=r"Use batch_size, keep_columns, output, factor, "):
         check_arguments(Scaled, {"quite_another": 2.0}, own=OWN)
 
 

@@ -75,7 +75,7 @@ def test_features_are_put_side_by_side_in_the_type_of_the_weights(net, dtype):
     assert np.array_equal(predictor.predict(frame)["predictions"], by_hand(net))
     with pytest.raises(ConfigError, match="has no 'b'"):
         predictor.predict(frame.drop(columns="b"))
-    with pytest.raises(ConfigError, match="2 columns, and the model was trained on 3"):
+    with pytest.raises(ConfigError, match="2 columns, but the model was trained on 3"):
         predictor.predict(X[:, :2])
 
 
@@ -109,7 +109,7 @@ def test_a_model_that_returns_something_else_gets_a_next_step():
         def forward(self, x):
             return x, x
 
-    with pytest.raises(ConfigError, match=r"returned a tuple.*override call_model"):
+    with pytest.raises(ConfigError, match=r"returned a tuple.*Override call_model"):
         TorchPredictor(Pair()).predict(X)
 
     class First(TorchPredictor):

@@ -94,7 +94,7 @@ def test_workers_with_gpus_load_predictors_that_use_them():
     refused = "Doubled does not support GPU prediction: .* has no argument use_gpu"
     with pytest.raises(ConfigError, match=refused):
         take_scaling({"num_gpus_per_worker": 1}, None, Doubled, {})
-    with pytest.raises(ConfigError, match="its use_gpu=False says so"):
+    with pytest.raises(ConfigError, match="it was given use_gpu=False"):
         take_scaling({"num_gpus_per_worker": 1}, None, TorchPredictor, {"use_gpu": False})
     # Whatever else there is goes to the predictor.
     rest = {"separate_gpu_stage": False, "allow_gpu": True}
@@ -140,7 +140,7 @@ def test_dmatrix_params_name_datasets(kind):
     data = from_numpy({"x": np.arange(4.0), "y": np.arange(4.0)})
     given = {"datasets": {"train": data, "valid": data}, "label_column": "y", "params": {}}
     kind(**given, dmatrix_params={"train": {}})
-    with pytest.raises(KeyError, match="dmatrix_params has 'data', and datasets has"):
+    with pytest.raises(KeyError, match="dmatrix_params has 'data', but datasets has"):
         kind(**given, dmatrix_params={"data": {}})
     with pytest.raises(ConfigError, match="dataset_params"):
         kind(**given, dmatrix_params={"train": {"max_bin": 4}})

@@ -231,7 +231,7 @@ def test_a_preprocessor_that_ray_pickled_is_not_passed_over(tmp_path: Path) -> N
 @pytest.mark.parametrize("content", [b"", pickle.dumps(3), b"cno.such.module\nThing\n."])
 def test_a_pickle_of_something_else_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "_preprocessor").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"can be used here: .* Fit it again"):
+    with pytest.raises(CheckpointError, match=r"hpctrain can use: .* Fit it again"):
         Checkpoint.from_directory(tmp_path).get_preprocessor(trusted=True)
 
 

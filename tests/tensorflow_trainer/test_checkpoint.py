@@ -132,7 +132,7 @@ def test_a_predictor_scores_without_dropout_in_the_form_that_it_is_given(
     assert np.allclose(predictor.predict(frame).to_numpy(), expected)
     with pytest.raises(ConfigError, match="has no 'b'"):
         predictor.predict(frame.drop(columns="b"))
-    with pytest.raises(ConfigError, match="2 columns, and the model was trained on 3"):
+    with pytest.raises(ConfigError, match="2 columns, but the model was trained on 3"):
         predictor.predict(X[:, :2])
 
 
@@ -146,7 +146,7 @@ def test_a_model_with_two_inputs_and_two_outputs_takes_and_gives_columns() -> No
 
 
 def test_a_model_that_returns_something_else_gets_a_next_step() -> None:
-    with pytest.raises(ConfigError, match=r"returned a tuple.*override call_model"):
+    with pytest.raises(ConfigError, match=r"returned a tuple.*Override call_model"):
         TensorflowPredictor(model=lambda x, training: (x, x)).predict(X)
     with pytest.raises(ConfigError, match=r"needs model="):
         TensorflowPredictor()
