@@ -1,6 +1,6 @@
 """`ModelCheckpoint`: a directory with a model in its library's own format, and its features.
 
-`BoosterCheckpoint` is that of XGBoost and LightGBM.
+`BoosterCheckpoint` is the base of those of XGBoost and LightGBM.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
     _may_be_made_later = False
 
     framework: ClassVar[str]
-    """What ``features.json`` says."""
+    """Framework in ``features.json``."""
     model_file: ClassVar[str]
     """Name of the model's file."""
     has_digest: ClassVar[bool] = True
-    """Whether ``features.json`` has a digest of it. Not where equal models have unlike files: all
+    """Whether ``features.json`` has a digest of it. False if equal models have different files: all
     ranks may save one."""
 
     @classmethod
@@ -43,12 +43,12 @@ class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
     @classmethod
     @abc.abstractmethod
     def read_model(cls, path: Path) -> M:
-        """Return what `write_model` wrote. Not collective."""
+        """Return the model that `write_model` wrote. Not collective."""
 
     @classmethod
     @abc.abstractmethod
     def features_of(cls, model: M) -> Features:
-        """Return what a model itself knows of its features. Not collective."""
+        """Return the features that are stored in a model. Not collective."""
 
     @classmethod
     def save(
@@ -102,9 +102,12 @@ class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
         """
         path = Path(directory) / (filename or cls.model_file)
         if not path.exists():
-            # Says which framework it is of, if it is of one.
+            # Raises a better error if the checkpoint is of another framework.
             Features.read(directory, framework=cls.framework)
-            raise CheckpointError(f"{directory} has no {path.name}: no model was saved there.")
+            raise CheckpointError(
+                f"{directory} has no {path.name}, so no model was saved there. Give another "
+                f"checkpoint, or the filename= of the model."
+            )
         return path
 
     @classmethod
@@ -124,12 +127,12 @@ class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
         model, booster
             The model, by either name.
         features
-            What its features are called. None takes what the model knows.
+            Its features. None uses those that are stored in the model.
         preprocessor
-            Stored beside the model.
+            Preprocessor to store beside the model.
         path
-            The directory, made if needed. None makes a temporary one, which lives as long as this
-            handle.
+            The directory, created if needed. None creates a temporary one, which exists as long as
+            this handle.
 
         Raises
         ------
@@ -137,7 +140,8 @@ class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
             If there is no model, or two.
         """
         if (model is None) == (booster is None):
-            raise ConfigError(f"{cls.__name__}.from_model() takes one model.")
+            given = "no model" if model is None else "two models, model= and booster="
+            raise ConfigError(f"{cls.__name__}.from_model() was given {given}. Give one model.")
         model = booster if model is None else model
         checkpoint = cls._make(path)
         cls.save(model, checkpoint.path, features=features)
@@ -148,10 +152,9 @@ class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
     def get_model(self) -> M:
         """Return the model. Not collective.
 
-        It takes the matrix that ``get_features().matrix(batch)`` gives. A data frame with columns
-        of pandas' category type is coded alike by LightGBM's model, which knows the categories.
-        XGBoost's does not: there the frame has to have the categories of ``get_features()``, in
-        that order.
+        It takes the matrix that ``get_features().matrix(batch)`` returns. A data frame with columns
+        of pandas' category type works too with LightGBM, whose model stores the categories. With
+        XGBoost the frame must have the categories of ``get_features()``, in that order.
 
         Raises
         ------
@@ -162,12 +165,12 @@ class ModelCheckpoint(Checkpoint, abc.ABC, Generic[M]):
             return self.load(directory)
 
     def get_features(self) -> Features:
-        """Return what the model's features are. Not collective.
+        """Return the features of the model. Not collective.
 
         Raises
         ------
         CheckpointError
-            If the checkpoint does not say, or is of another framework.
+            If the checkpoint has no ``features.json``, or is of another framework.
         """
         with self.as_directory() as directory:
             return Features.read(directory, framework=self.framework)
@@ -178,7 +181,7 @@ class BoosterCheckpoint(ModelCheckpoint[M], abc.ABC):
 
     @classmethod
     def write_model(cls, model: Any, path: Path) -> None:
-        """Write a booster into a file: its best rounds, if LightGBM knows them. Not collective."""
+        """Write a booster into a file; LightGBM writes the best rounds only. Not collective."""
         model.save_model(path)
 
     @classmethod

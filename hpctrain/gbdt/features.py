@@ -1,4 +1,4 @@
-"""`Features`: the columns that a model sees, in training and in prediction alike."""
+"""`Features`: the columns that a model uses, in training and in prediction."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Names of features, in the model's order, and how a batch becomes their matrix.
+    """Names of features, in the model's order, and the conversion of batches to their matrix.
 
     A column of shape ``[rows, k]`` is k features: ``name_0`` to ``name_{k-1}``.
     """
 
     names: tuple[str, ...]
     label: str | None = None
-    """Column that was predicted."""
+    """Column that the model predicts."""
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Values of categorical columns, by name. A value's place is its code; others are missing."""
+    """Values of categorical columns, by name. A value's index is its code; others are missing."""
 
     def matrix(self, batch: Any, *, dtype: Any = np.float32, out: Array | None = None) -> Array:
-        """Return a batch as a matrix, one column a feature; NaN is missing. Not collective.
+        """Return a batch as a matrix, a column for each feature; NaN is missing. Not collective.
 
         Parameters
         ----------
         batch
-            A data frame, or a mapping of names to arrays. Columns that are no features are ignored.
+            A data frame, or a mapping of names to arrays. Columns other than features are ignored.
         dtype
             Type of the matrix.
         out
@@ -66,14 +66,14 @@ class Features:
             if len(chosen) < len(parts):
                 flat = flat[:, [number for number, part in enumerate(parts) if part in places]]
             in_order = chosen == list(range(chosen[0], chosen[0] + len(chosen)))
-            # A slice is copied at the speed of memory, a list of columns is not.
+            # Copying to a slice is much faster than to a list of columns.
             matrix[:, slice(chosen[0], chosen[-1] + 1) if in_order else chosen] = flat
         if filled != len(self.names):
             there = set(feature_names(columns))
             missing = [name for name in self.names if name not in there]
             raise ConfigError(
                 f"features {missing[:10]} are missing: the model has {len(self.names)} features, "
-                f"and this batch has the columns {sorted(columns)[:30]}. Give all columns that the "
+                f"but this batch has the columns {sorted(columns)[:30]}. Give all columns that the "
                 f"model was trained on."
             )
         return matrix
@@ -90,11 +90,11 @@ class Features:
         Parameters
         ----------
         directory
-            With the model.
+            Directory of the model.
         framework
-            Of the model.
+            Framework of the model.
         digests
-            Of the model's file, by its name.
+            Digest of the model's file, by its name.
         """
         ModelFeatures(
             framework=framework,
@@ -106,7 +106,7 @@ class Features:
 
     @classmethod
     def read(cls, directory: str | PathLike[str], *, framework: str) -> Features:
-        """Return what `write` wrote. Not collective.
+        """Return the features that `write` wrote. Not collective.
 
         Raises
         ------
@@ -116,7 +116,8 @@ class Features:
         known = ModelFeatures.read(directory)
         if known is None:
             raise CheckpointError(
-                f"{directory} has no {FEATURES_NAME}: it is not a checkpoint of {framework}."
+                f"{directory} has no {FEATURES_NAME}, so it is not a checkpoint of {framework}. "
+                f"Give another directory."
             )
         if known.framework != framework:
             raise CheckpointError(
@@ -129,7 +130,7 @@ class Features:
 def columns_of(batch: Any) -> dict[str, Any]:
     """Return a batch's columns by name: arrays, or pandas series. Not collective.
 
-    Series whose cells are arrays are arrays of more than one dimension.
+    A series whose cells are arrays becomes an array of more than one dimension.
     """
     if hasattr(batch, "iloc"):
         series = {str(name): batch[name] for name in batch.columns}
@@ -143,13 +144,13 @@ def num_rows_of(columns: Mapping[str, Any]) -> int:
 
 
 def width_of(values: Any) -> int | None:
-    """Return how many features a column of more than one dimension is, None for a plain one."""
+    """Return the number of features of a column of arrays, None for a plain column."""
     shape = getattr(values, "shape", (len(values),))
     return None if len(shape) == 1 else int(np.prod(shape[1:]))
 
 
 def feature_names(columns: Mapping[str, Any], *, without: Sequence[str] = ()) -> list[str]:
-    """Return the names of the features that columns are. Not collective."""
+    """Return the names of the features in columns. Not collective."""
     names: list[str] = []
     for name, values in columns.items():
         if name in without:
@@ -160,7 +161,7 @@ def feature_names(columns: Mapping[str, Any], *, without: Sequence[str] = ()) ->
 
 
 def is_categorical(values: Any) -> bool:
-    """Return whether a column says of itself that it has categories. Not collective."""
+    """Return whether a column has pandas' category type. Not collective."""
     return str(getattr(values, "dtype", "")) == "category"
 
 
@@ -176,7 +177,7 @@ def as_numbers(name: str, values: Any) -> Array:
     if array.dtype.kind in "biuf":
         return array
     try:
-        # Masked integers of pandas come as objects, with its NA for what is missing.
+        # pandas' masked integers become objects, with pandas.NA for missing ones.
         if hasattr(values, "to_numpy") and hasattr(values.dtype, "na_value"):
             masked: Array = values.to_numpy(dtype=np.float64, na_value=np.nan)
             return masked
@@ -193,7 +194,7 @@ def as_numbers(name: str, values: Any) -> Array:
 
 
 def distinct(values: Any) -> list[Any]:
-    """Return the values of a column without those that are missing, each once. Not collective."""
+    """Return the distinct values of a column, without missing ones. Not collective."""
     if is_categorical(values):
         return [_plain(value) for value in values.cat.categories]
     array = np.asarray(values)
@@ -203,11 +204,11 @@ def distinct(values: Any) -> list[Any]:
 
 
 def encode(values: Any, known: Sequence[Any]) -> Array:
-    """Return the codes of values: their places in `known`, NaN for all others. Not collective."""
+    """Return the codes of values: their index in `known`, NaN for all others. Not collective."""
     code = {value: float(place) for place, value in enumerate(known)}
     if is_categorical(values):
         table = [code.get(_plain(value), np.nan) for value in values.cat.categories]
-        # The code of what is missing is -1: the last place of the table.
+        # The code of a missing value is -1, the last place of the table.
         codes: Array = values.cat.codes.to_numpy()
         encoded: Array = np.asarray([*table, np.nan])[codes]
         return encoded

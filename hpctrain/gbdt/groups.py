@@ -1,4 +1,4 @@
-"""Groups of rows for ranking: every group whole on one rank."""
+"""Groups of rows for ranking: each group is on one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 def join_groups(
     arrays: Mapping[str, Array], comm: Communicator, *, dataset: str
 ) -> dict[str, Array]:
-    """Return this rank's rows so that no group is cut between two ranks.
+    """Return this rank's rows after moving rows, so that no group is split between ranks.
 
     Collective. Ranks have consecutive rows; a group belongs to the rank on which it begins.
 
@@ -28,7 +28,7 @@ def join_groups(
     Raises
     ------
     ConfigError
-        On every rank alike, if a rank would be left without a group.
+        On every rank, if a rank would be left without a group.
     """
     group = arrays["group"]
     last_of = comm.allgather(group[-1])
@@ -39,8 +39,8 @@ def join_groups(
     given = comm.allgather((lead == len(group), {k: v[:lead] for k, v in arrays.items()}))
     if without := [rank for rank, (gave_all, _) in enumerate(given) if gave_all]:
         raise ConfigError(
-            f"dataset {dataset!r}: ranks {without[:10]} of {comm.size} would have no group, since "
-            f"groups are not cut. Use fewer workers."
+            f"dataset {dataset!r}: ranks {without[:10]} of {comm.size} would have no group, "
+            f"because groups are not split. Use fewer workers."
         )
     joined = {name: values[lead:] for name, values in arrays.items()}
     if comm.rank + 1 < comm.size:

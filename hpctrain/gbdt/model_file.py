@@ -1,7 +1,7 @@
-"""Read the model's file of XGBoost and LightGBM, of which a damaged one can end the process.
+"""Reading of model files of XGBoost and LightGBM, of which a damaged one can crash the process.
 
-Neither library checks all that it reads: a changed byte can lead it out of its memory. So a file is
-compared with its digest first, and one that has none is tried in another process.
+Neither library validates its input fully: a changed byte can make it access invalid memory. So a
+file is first compared with its digest, and a file without a digest is tried in another process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hpctrain.rundir.manifest import DamagedManifestError, read_manifest
 T = TypeVar("T")
 
 COMPLAINT = "hpctrain: "
-"""Begins the line in which the other process says what is wrong with a file."""
-_NEXT = "Take another checkpoint, or train again."
-# Each thread takes memory, and a GPU's addresses are more than the process may have.
+"""Prefix of the line in which the other process reports the damage of a file."""
+_NEXT = "Use another checkpoint, or train again."
+# Each thread reserves memory, and a GPU reserves more addresses than the limit of the process.
 _ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -37,16 +37,16 @@ def read_model_file(path: Path, read: Callable[[Path], T], *, framework: str) ->
     Parameters
     ----------
     path
-        In a checkpoint's directory.
+        A file in a checkpoint's directory.
     read
-        Of the library.
+        Reads it with the library.
     framework
         ``xgboost`` or ``lightgbm``.
 
     Raises
     ------
     CheckpointError
-        If the file is not what was saved, or the library cannot read it.
+        If the file has changed since it was saved, or the library cannot read it.
     """
     if not verify_digest(path):
         _try_elsewhere(path, framework)
@@ -68,12 +68,12 @@ def read_booster(path: Path, *, framework: str) -> Any:
 
 
 def verify_digest(path: Path) -> bool:
-    """Return whether there is a digest of a model's file, which it has. Not collective.
+    """Return whether a model's file has a digest, after comparing it. Not collective.
 
     Raises
     ------
     CheckpointError
-        If it has another one, or is no file.
+        If the digest differs, or the path is not a file.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file. {_NEXT}")
@@ -87,9 +87,9 @@ def verify_digest(path: Path) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the line of a library's error that says something. Not collective."""
+    """Return the first line with text of a library's error. Not collective."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'without a word'}"
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
 
 
 def _committed(path: Path) -> str | None:
@@ -110,7 +110,7 @@ def _described(path: Path) -> str | None:
 
 
 def _try_elsewhere(path: str | PathLike[str], framework: str) -> None:
-    """Read a file in another process; raise what came of it."""
+    """Read a file in another process, and raise if that fails."""
     command = [sys.executable, "-m", "hpctrain.gbdt.model_check", framework, str(path)]
     try:
         tried = subprocess.run(
@@ -128,8 +128,8 @@ def _try_elsewhere(path: str | PathLike[str], framework: str) -> None:
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"{path} has no digest, and the process that tries whether it is sound cannot be "
-            f"started: {error.strerror}. Load it where processes can be started."
+            f"{path} has no digest, and the process that checks it cannot be started: "
+            f"{error.strerror}. Load it where processes can be started."
         ) from error
     if tried.returncode == 0:
         return
@@ -140,7 +140,7 @@ def _try_elsewhere(path: str | PathLike[str], framework: str) -> None:
         name = signal.Signals(-tried.returncode).name
         why = ", out of time," if name == "SIGXCPU" else ""
         raise _damage(path, f"{framework} ended with {name}{why} when it read it")
-    last = next(reversed(tried.stderr.strip().splitlines()), "without a word")
+    last = next(reversed(tried.stderr.strip().splitlines()), "no message")
     raise _damage(path, f"{framework} failed when it read it: {last[:300]}")
 
 

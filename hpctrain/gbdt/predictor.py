@@ -1,4 +1,4 @@
-"""`BoosterPredictor`: what the predictors of XGBoost and LightGBM share."""
+"""`BoosterPredictor`: base class of the predictors of XGBoost and LightGBM."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class BoosterPredictor(Predictor, abc.ABC):
     model
         The booster.
     preprocessor
-        What batches go through before the model.
+        Preprocessor of batches.
     """
 
     def __init__(self, model: Any, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)
         self.model = model
         self.categories: Mapping[str, Sequence[Any]] = {}
-        """Values of columns with categories, by which they become numbers."""
+        """Values of columns with categories; their indices are the codes."""
 
     framework: ClassVar[str]
     """Name of the library, and of the extra that installs it."""
@@ -62,16 +62,16 @@ class BoosterPredictor(Predictor, abc.ABC):
         Parameters
         ----------
         checkpoint
-            With the file of a model.
+            A checkpoint with a model.
         trust_preprocessor
-            Whether functions and objects in its preprocessor may be unpickled, which runs code.
+            Whether to unpickle functions and objects in its preprocessor, which runs code.
         **kwargs
             Further arguments of the class.
 
         Raises
         ------
         ConfigError
-            If the checkpoint is that of another framework.
+            If the checkpoint is of another framework.
         CheckpointError
             If the model is damaged.
         """
@@ -86,11 +86,11 @@ class BoosterPredictor(Predictor, abc.ABC):
             row = predictor._made_up_row()
             if row is not None and row.shape[1] != len(features.features):
                 raise CheckpointError(
-                    f"{path} is a model of {row.shape[1]} features, and {FEATURES_NAME} beside it "
+                    f"{path} is a model of {row.shape[1]} features, but {FEATURES_NAME} beside it "
                     f"names {len(features.features)}: one of them is damaged, or not of this "
-                    f"model. Take another checkpoint, or save the model again."
+                    f"model. Use another checkpoint, or save the model again."
                 )
-            # The library may write them otherwise: LightGBM makes blanks underscores.
+            # The names in the model may differ: LightGBM replaces blanks by underscores.
             predictor.features = features.features
             predictor.label = features.label
             predictor.categories = features.categories

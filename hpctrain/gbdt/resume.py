@@ -1,4 +1,4 @@
-"""The features of a model that boosting goes on with: same columns, same order, same codes."""
+"""The features of a model that is boosted further: same columns, same order, same codes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def continued(known: Features, found: Features) -> Features:
     Parameters
     ----------
     known
-        Those of the model.
+        Features of the model.
     found
-        Those of the datasets. New categories get the codes that follow.
+        Features of the datasets. New categories get the next codes.
 
     Raises
     ------
     ConfigError
-        If the datasets have other features, or others of them are categories.
+        If the features, or the categorical ones among them, differ.
     """
     names = _in_order(known.names, found.names)
-    # A checkpoint of the user's own loop may have names that its library has changed.
+    # In a checkpoint of a user's loop, the library may have changed the names.
     codes = dict(zip(names, (known.categories.get(name) for name in known.names), strict=True))
     categories = {}
     for name in names:
@@ -35,8 +35,8 @@ def continued(known: Features, found: Features) -> Features:
             raise ConfigError(
                 f"column {name!r} has categories in "
                 f"{'the datasets' if before is None else 'the checkpoint'}, but not in "
-                f"{'the checkpoint' if before is None else 'the datasets'}, so nobody knows which "
-                f"code stands for which value. Treat it as it was when the model was begun."
+                f"{'the checkpoint' if before is None else 'the datasets'}, so the codes of its "
+                f"values are unknown. Treat the column as in the first run of the model."
             )
         categories[name] = (*before, *(value for value in now if value not in set(before)))
     return Features(names=names, label=found.label, categories=categories)
@@ -44,7 +44,7 @@ def continued(known: Features, found: Features) -> Features:
 
 def _in_order(known: Sequence[str], found: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the datasets in the order of the model's."""
-    # LightGBM makes blanks underscores.
+    # LightGBM replaces blanks by underscores.
     as_known = {name.replace(" ", "_"): name for name in found}
     wanted = [name.replace(" ", "_") for name in known]
     if len(known) == len(found) and _are_numbers(known) and set(wanted) != set(as_known):
@@ -53,13 +53,14 @@ def _in_order(known: Sequence[str], found: Sequence[str]) -> tuple[str, ...]:
         changed = sorted(set(wanted) ^ set(as_known))
         raise ConfigError(
             f"the checkpoint's model has {len(known)} features, the datasets have {len(found)}; "
-            f"what differs: {changed[:10]}. Boosting goes on with the same features only."
+            f"these differ: {changed[:10]}. Give datasets with the features of the model, or begin "
+            f"without the checkpoint."
         )
     return tuple(as_known[name] for name in wanted)
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
-    """Return whether a model was made of arrays, whose columns have no names."""
+    """Return whether a model was trained on arrays, whose columns have no names."""
     return any(
         list(names) == [f"{prefix}{number}" for number in range(len(names))]
         for prefix in ("f", "Column_")

@@ -1,4 +1,4 @@
-"""`Rounds`: what happens after each round of boosting, whatever the library."""
+"""`Rounds`: reports, checkpoints and early stopping after each round, for any library."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ class Save(Protocol):
 
 
 class Patience:
-    """How long no value has been better.
+    """Early stopping: how many rounds have passed without a better value.
 
     Parameters
     ----------
     config
         The rule.
     state
-        `state` of the one that a checkpoint was made with.
+        `state` at the checkpoint that the run resumes from.
     """
 
     def __init__(self, config: EarlyStopping, state: Mapping[str, Any] | None = None) -> None:
         self._config = config
         self.best: float | None = None
-        """Best value yet."""
+        """Best value so far."""
         self.best_round = 0
-        """Rounds after which it was seen."""
+        """Number of rounds at the best value."""
         if state is not None:
             self.best, self.best_round = state["best"], state["best_round"]
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this."""
+        """State to store in a checkpoint."""
         return {"best": self.best, "best_round": self.best_round}
 
     def is_over(
@@ -87,7 +87,7 @@ def default_metric(metrics: Mapping[str, float]) -> str:
     """Return the last metric of the last dataset that is not ``train``, if there is one."""
     if not metrics:
         raise ConfigError(
-            "early stopping needs a metric, and the parameters switch all of them off. Name one in "
+            "early stopping needs a metric, but the parameters disable all of them. Name one in "
             "params."
         )
     others = [name for name in metrics if not name.startswith(f"{TRAIN}-")]
@@ -95,24 +95,24 @@ def default_metric(metrics: Mapping[str, float]) -> str:
 
 
 class Rounds:
-    """Reports each round, saves checkpoints, and says when to stop; the same on every rank.
+    """Reports each round, saves checkpoints, and decides when to stop; the same on every rank.
 
-    Rank 0's model is saved: all ranks hold the same.
+    Rank 0 saves its model: all ranks have the same one.
 
     Parameters
     ----------
     save
         Writes a model.
     frequency
-        Rounds between two checkpoints; 0 saves none in between.
+        Rounds between two checkpoints; 0 saves no checkpoint before the end.
     at_end
-        Whether the last round has a checkpoint.
+        Whether to save a checkpoint after the last round.
     patience
-        When to stop early.
+        Early stopping, if any.
     maximize
-        Says of a metric whether large values are good.
+        Returns whether large values of a metric are better.
     validation
-        Whether, and how, its checkpoints are validated, as in `hpctrain.report`.
+        Whether, and how, to validate its checkpoints, as in `hpctrain.report`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Rounds:
         self._patience = patience
         self._validation = validation
         self.maximize = maximize
-        """Says of a metric whether large values are good."""
+        """Returns whether large values of a metric are better."""
         self._is_root = hpctrain.get_context().get_world_rank() == 0
         self._metrics: dict[str, Any] = {}
         self._saved = self._done = 0
@@ -139,7 +139,7 @@ class Rounds:
 
     @property
     def best_round(self) -> int:
-        """Rounds after which the best value was seen; 0 if nobody looked."""
+        """Number of rounds at the best value; 0 without early stopping."""
         return 0 if self._patience is None else self._patience.best_round
 
     def after(
@@ -156,13 +156,13 @@ class Rounds:
         Parameters
         ----------
         model
-            With `num_rounds` rounds.
+            The model after `num_rounds` rounds.
         metrics
-            ``{dataset}-{metric}``, the same on every rank.
+            Values by ``{dataset}-{metric}``, the same on every rank.
         shown
-            What of them is reported.
+            Metrics to report.
         total
-            Rounds in all, if that is known.
+            Total number of rounds, if known.
         """
         patience = self._patience
         is_over = patience is not None and patience.is_over(
@@ -181,13 +181,13 @@ class Rounds:
         if is_over:
             return True
         if hpctrain.should_stop():
-            # What was reached since the last checkpoint is not to be done again.
+            # Save the rounds since the last checkpoint.
             self._save_newer(model, wanted=self._at_end or self._frequency > 0)
             return True
         return False
 
     def after_stop(self, num_rounds: int, shown: Mapping[str, Any]) -> None:
-        """Take note of the last round, which a callback of the user's ended. Collective.
+        """Record the last round, which a user's callback ended. Collective.
 
         `finish` follows, and reports it with the model.
         """
@@ -197,12 +197,12 @@ class Rounds:
             hpctrain.report(self._metrics)
 
     def finish(self, model: Any, num_rounds: int) -> None:
-        """Save the model that training ends with, unless the last checkpoint has it. Collective.
+        """Save the final model, unless the last checkpoint has it. Collective.
 
         Parameters
         ----------
         num_rounds
-            Rounds of it: a callback of the user's may keep fewer than there were.
+            Rounds of the model: a user's callback may keep fewer than were trained.
         """
         if self._at_end and self._done and not self._is_over and self._saved != num_rounds:
             fewer = num_rounds < self._done
@@ -237,7 +237,7 @@ class Rounds:
 
 
 def read_state(directory: str) -> dict[str, Any]:
-    """Return what a checkpoint says of its rounds. Not collective."""
+    """Return a checkpoint's state of boosting. Not collective."""
     path = Path(directory) / STATE_FILE
     if not path.exists():
         return {"is_over": False, "early_stopping": None}
@@ -248,16 +248,16 @@ def read_state(directory: str) -> dict[str, Any]:
 def report_again(
     checkpoint: Checkpoint, state: Mapping[str, Any], *, done: int, validation: bool
 ) -> None:
-    """Report the checkpoint that leaves nothing to do, unless this run has made it. Collective.
+    """Report a checkpoint that is finished already, unless this run has made it. Collective.
 
     Parameters
     ----------
     checkpoint
-        Of `done` rounds.
+        A checkpoint of `done` rounds.
     state
-        What `read_state` says of it.
+        Its state, from `read_state`.
     validation
-        Whether it is validated, as in `hpctrain.report`.
+        Whether to validate it, as in `hpctrain.report`.
     """
     context = hpctrain.get_context()
     if checkpoint.path.is_relative_to(context.get_storage()):
@@ -277,7 +277,7 @@ def select_metrics(
     metrics: str | Sequence[str] | Mapping[str, str] | None,
     postprocess: Callable[[dict[str, float]], Mapping[str, Any]] | None,
 ) -> Select:
-    """Return what picks the metrics to report out of those of a round. Not collective."""
+    """Return a function that selects the metrics to report of a round. Not collective."""
 
     def select(found: Mapping[str, float]) -> Mapping[str, Any]:
         if postprocess is not None:

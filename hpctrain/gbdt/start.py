@@ -1,4 +1,4 @@
-"""`Start`: where boosting begins, and what happens after each round from there."""
+"""`Start`: the model from which boosting begins, and the `Rounds` after it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hpctrain.worker.context import active_worker
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What boosting goes on from; nothing without a checkpoint."""
+    """The model from which boosting begins; empty without a checkpoint."""
 
     booster: Any = None
     """Model of the library."""
     features: Features | None = None
-    """Those of the model."""
+    """Features of the model."""
     done: int = 0
     """Rounds of the model."""
     early_stopping: Mapping[str, Any] | None = None
-    """What the values of these rounds were like, for `Patience`."""
+    """State of `Patience` after these rounds."""
 
 
 def find_start(
@@ -34,9 +34,9 @@ def find_start(
     *,
     count_rounds: Callable[[Any], int],
 ) -> Start | None:
-    """Return where boosting begins, or None if the newest checkpoint leaves nothing to do.
+    """Return where boosting begins, or None if the newest checkpoint is finished already.
 
-    Collective: then that checkpoint is reported, unless this run has made it.
+    Collective. A finished checkpoint is reported, unless this run has made it.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def find_start(
     Raises
     ------
     ConfigError
-        If the checkpoint has more rounds than are wanted.
+        If the checkpoint has more rounds than `num_boost_round`.
     CheckpointError
         If it cannot be read.
     """
@@ -66,7 +66,7 @@ def find_start(
 
 
 def make_rounds(boosting: Boosting, start: Start, save: Save) -> Rounds:
-    """Return what happens after each round. Not collective."""
+    """Return the `Rounds` of a boosting loop. Not collective."""
     patience = None
     if boosting.early_stopping is not None:
         patience = Patience(boosting.early_stopping, start.early_stopping)
@@ -80,5 +80,5 @@ def make_rounds(boosting: Boosting, start: Start, save: Save) -> Rounds:
 
 
 def _validates() -> bool:
-    """Return whether checkpoints are validated: all are, as the loop is hpctrain's own."""
+    """Return whether to validate checkpoints: all or none in hpctrain's loop."""
     return active_worker("boosting").validation is not None

@@ -1,4 +1,4 @@
-"""A rank's parts of the datasets, as matrices, checked by all ranks together before training."""
+"""A rank's parts of the datasets, as matrices; all ranks check them together before training."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from hpctrain.world import Communicator
 
 Array = np.ndarray[Any, Any]
 
-# A batch of 28 float32 columns is 7 MiB: it stays in the cache while it is put into the matrix.
+# A batch of 28 float32 columns is 7 MiB: it stays in the cache while it is copied to the matrix.
 _BATCH_ROWS = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of a dataset: all of a rank, or a batch of them."""
+    """Rows of a dataset: all rows of a rank, or a batch of them."""
 
     matrix: Array
     """Shape ``(rows, features)``."""
@@ -59,14 +59,14 @@ class ShardReader:
     name
         Name of the dataset.
     boosting
-        Says which column is what.
+        Settings, which name the columns.
     """
 
     def __init__(self, name: str, boosting: Boosting) -> None:
         self.name = name
         self._boosting = boosting
         shard = get_dataset_shard(name)
-        # Labels and features come from passes of their own, and more passes than one.
+        # Several passes read the rows, and labels must match features: all need one order.
         self._shard: Any = shard.in_one_order() if isinstance(shard, DataIterator) else shard
         frame = hasattr(self._shard, "iloc")
         if not frame and not hasattr(self._shard, "iter_batches"):
@@ -76,10 +76,10 @@ class ShardReader:
                 f"from_numpy, ...)."
             )
         self.categories = {} if frame else self._declared_categories()
-        """What the types of a dataset's features say of themselves; those of a frame are in it."""
+        """Categories in the types of a dataset's features; a frame has them in its batches."""
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """Give the rows in order, as columns by name. Not collective."""
+        """Yield the rows in order, as columns by name. Not collective."""
         shard = self._shard
         if hasattr(shard, "iloc"):
             for start in range(0, len(shard), _BATCH_ROWS):
@@ -87,23 +87,23 @@ class ShardReader:
             return
         for batch in shard.iter_batches(batch_size=_BATCH_ROWS, batch_format="numpy"):
             columns = columns_of(batch)
-            # A rank without rows gets an empty batch, so that all ranks have equally many.
+            # A rank without rows gets an empty batch, so that all ranks have the same number.
             if num_rows_of(columns):
                 heartbeat()
                 yield columns
 
     def first(self) -> dict[str, Any]:
-        """Return the first batch; empty where this rank has no rows. Not collective."""
+        """Return the first batch; empty if this rank has no rows. Not collective."""
         return next(self.batches(), {})
 
     def tables(self, features: Features, dtype: Any) -> Iterator[Table]:
-        """Give the rows in order, as tables without groups. Not collective."""
+        """Yield the rows in order, as tables without groups. Not collective."""
         for columns in self.batches():
             yield self._table(columns, features, dtype)
 
     def read(self, features: Features, dtype: Any, comm: Communicator) -> Table:
-        """Return all rows. Collective where rows have groups."""
-        # Pages of it that no row needs are never touched.
+        """Return all rows. Collective if rows have groups."""
+        # Unused pages are never touched, so they take no memory.
         matrix = np.empty((self._rows_at_most(), len(features.names)), dtype=dtype)
         filled = 0
         parts: list[Table] = []
@@ -145,7 +145,7 @@ class ShardReader:
 
     def _rows_at_most(self) -> int:
         shard = self._shard
-        # Before filters.
+        # The number of rows before filters.
         return len(shard) if hasattr(shard, "iloc") else int(shard.num_rows)
 
     def _table(
@@ -166,24 +166,24 @@ class ShardReader:
 def open_datasets(
     boosting: Boosting, comm: Communicator, *, known: Features | None = None
 ) -> tuple[Features, dict[str, ShardReader]]:
-    """Return what the features are, and a reader for each dataset, once all ranks agree.
+    """Return the features, and a reader for each dataset, after all ranks have checked them.
 
     Collective.
 
     Parameters
     ----------
     boosting
-        Says which column is what.
+        Settings, which name the columns.
     comm
-        Over all ranks.
+        Communicator of all ranks.
     known
-        Features of the model that boosting goes on with, whose order and codes count.
+        Features of the model to boost further, whose order and codes are kept.
 
     Raises
     ------
     ConfigError
-        On every rank alike: a column is missing, a rank has no rows, schemas differ, or features
-        are not those of the model.
+        On every rank, if a column is missing, a rank has no rows, schemas differ, or features are
+        not those of the model.
     """
     readers = {name: ShardReader(name, boosting) for name in boosting.datasets}
     first = {name: reader.first() for name, reader in readers.items()}
@@ -194,8 +194,8 @@ def open_datasets(
     names = feature_names(first[TRAIN], without=boosting.no_features)
     if not names:
         raise ConfigError(
-            f"dataset {TRAIN!r} has no features: its columns are {sorted(first[TRAIN])}, of which "
-            f"{sorted(boosting.no_features)} are none."
+            f"dataset {TRAIN!r} has no features: its columns are {sorted(first[TRAIN])}, but "
+            f"{sorted(boosting.no_features)} are label, weight or group. Add columns of features."
         )
     features = Features(
         names=tuple(names),
@@ -208,17 +208,17 @@ def open_datasets(
 def check_rows(
     findings: Mapping[str, Mapping[str, int]], boosting: Boosting, comm: Communicator
 ) -> None:
-    """Refuse labels and weights that are not finite, on every rank alike. Collective.
+    """Check that all labels and weights of all ranks are finite. Collective.
 
     Parameters
     ----------
     findings
-        By dataset: what `find_bad_rows` counted on this rank.
+        Counts of `find_bad_rows` on this rank, by dataset.
 
     Raises
     ------
     ConfigError
-        If a rank counted some.
+        On every rank, if a rank has counted some that are not.
     """
     ranks = comm.allgather(findings)
     for name in boosting.datasets:
@@ -246,7 +246,7 @@ def find_bad_rows(tables: Iterator[Table] | Sequence[Table]) -> dict[str, int]:
 
 
 def exact_dtype(columns: Mapping[str, Any], features: Features) -> Any:
-    """Return float32 where it holds all features as they are, float64 otherwise. Not collective."""
+    """Return float32 if it represents all features exactly, else float64. Not collective."""
     for name, values in columns.items():
         is_feature = name in features.names or f"{name}_0" in features.names
         if not is_feature or name in features.categories:
@@ -273,7 +273,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _schema(columns: Mapping[str, Any], reader: ShardReader, boosting: Boosting) -> Schema:
-    # What is named is categories whatever its type, here or in another dataset.
+    # Columns in categorical_columns may have another type in each dataset.
     categories = reader.categories.keys() - {*boosting.categorical_columns}
     return {
         name: ("categories" if name in categories else _kind(values), width_of(values))
@@ -306,7 +306,7 @@ def _check_schemas(
             if schema[column] != of_train[column]:
                 raise ConfigError(
                     f"{where} holds {_said(schema[column])} in column {column!r}, but 'train' "
-                    f"holds {_said(of_train[column])} there. Make them alike."
+                    f"holds {_said(of_train[column])} there. Give both the same type."
                 )
 
 

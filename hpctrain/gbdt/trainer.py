@@ -1,4 +1,4 @@
-"""`GBDTTrainer`: what the trainers of gradient-boosted trees share."""
+"""`GBDTTrainer`: base class of the trainers of gradient-boosted trees."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hpctrain.validation_config import ValidationConfig
 
 _DISTRIBUTED = "distributed"
-"""Ray Train's word in them for whether each rank reads a part."""
-_GIVE_ONE = "it is Ray Train's name of dataset_params, which is there too. Give one of them."
+"""Ray Train's argument for whether each rank reads a part."""
+_GIVE_ONE = "it is Ray Train's name of dataset_params, which is given too. Give one of them."
 # Arguments of xgboost_ray's matrix that name a column.
 _COLUMNS_OF_MATRIX = {
     "group": "group_column=",
@@ -32,50 +32,50 @@ _COLUMNS_OF_MATRIX = {
 
 
 class GBDTTrainer(DataParallelTrainer):
-    """Grows trees on every worker's part of ``datasets["train"]``.
+    """Trains trees on every worker's part of ``datasets["train"]``.
 
-    There are two forms. With `params`, `label_column` and `num_boost_round` the loop is hpctrain's.
-    With `train_loop_per_worker` it is the user's, who calls the library; the arguments of the first
-    form are refused then.
+    There are two forms. With `params`, `label_column` and `num_boost_round`, hpctrain runs the
+    boosting loop. With `train_loop_per_worker`, the user's function calls the library, and the
+    arguments of the first form are not allowed.
 
     Parameters
     ----------
     train_loop_per_worker, train_loop_config, backend_config
         As in `hpctrain.DataParallelTrainer`.
     datasets
-        By name; ``train`` is what trees are grown on, and all are evaluated after each round, as
-        ``{dataset}-{metric}``. Data frames of pandas, or datasets of hpctrain.
+        Datasets by name: pandas data frames, or datasets of hpctrain. Trees are trained on
+        ``train``; all are evaluated after each round, as ``{dataset}-{metric}``.
     label_column
         Column to predict. All others are features, except those of the next two.
     params
         Parameters of the library.
     num_boost_round
-        Rounds in all: a run that resumes from a checkpoint of 10 rounds adds what is missing.
+        Total number of rounds: a run that resumes from a checkpoint of 10 rounds adds the rest.
     weight_column
         Column with the weights of rows.
     group_column
-        Column that says which rows belong together, for ranking. Rows of a group are adjacent.
+        Column of the group that a row belongs to, for ranking. Rows of a group are adjacent.
     categorical_columns
-        Columns whose values are names, not quantities. Those of pandas' category type, or of
-        Arrow's dictionaries, always are.
+        Categorical columns. Columns of pandas' category type, or of Arrow's dictionary type, always
+        are.
     early_stopping
-        When to stop before the last round. The last checkpoint holds the best rounds then.
+        When to stop before the last round. The last checkpoint then holds the best rounds.
     ingest
-        ``memory``: each rank reads its rows once, into a matrix. ``stream``: rows go into the
-        library's compressed form batch by batch, and are read several times for that. ``external``:
-        that form stays on the node's disk, where the library can do that.
+        ``memory``: each rank reads its rows once, into a matrix. ``stream``: rows are added to the
+        library's compressed form batch by batch, which reads them several times. ``external``: that
+        form stays on the node's disk, if the library supports it.
     dataset_params
         Further arguments of the library's dataset.
     dmatrix_params
-        The same by name of a dataset, as Ray Train 2.6 has it: each dataset has the same.
+        The same by name of a dataset, as in Ray Train 2.6; all datasets need the same arguments.
     train_kwargs
         Further arguments of the library's ``train()``.
     validation_config
         As in `hpctrain.DataParallelTrainer`. Without a `train_loop_per_worker` every checkpoint is
         validated.
     scaling_config, dataset_config, run_config, metadata, resume_from_checkpoint, preprocessor
-        As in `hpctrain.BaseTrainer`. ``CheckpointConfig(checkpoint_frequency=...)`` saves in
-        between, ``checkpoint_at_end=False`` not even at the end.
+        As in `hpctrain.BaseTrainer`. ``CheckpointConfig(checkpoint_frequency=...)`` also saves
+        checkpoints between rounds; ``checkpoint_at_end=False`` saves none at the end.
 
     Raises
     ------
@@ -130,8 +130,8 @@ class GBDTTrainer(DataParallelTrainer):
         is_own_loop = train_loop_per_worker is None
         if not is_own_loop and given:
             raise ConfigError(
-                f"{type(self).__name__}(train_loop_per_worker=...) with {given}: in this form the "
-                f"training function calls the library. Hand them over in train_loop_config, or "
+                f"{type(self).__name__}(train_loop_per_worker=...) does not take {given}, because "
+                f"the training function calls the library. Pass them in train_loop_config, or "
                 f"leave train_loop_per_worker out."
             )
         if is_own_loop:
@@ -142,8 +142,8 @@ class GBDTTrainer(DataParallelTrainer):
                 )
             if train_loop_config is not None:
                 raise ConfigError(
-                    "train_loop_config is for a train_loop_per_worker. The library's parameters "
-                    "are params."
+                    "train_loop_config is given without a train_loop_per_worker. Give the "
+                    "library's parameters as params."
                 )
             run = given_or_default("run_config", run_config, RunConfig)
             scaling = given_or_default("scaling_config", scaling_config, ScalingConfig)
@@ -185,7 +185,7 @@ class GBDTTrainer(DataParallelTrainer):
             if resume_from_checkpoint is not None:
                 self.train_loop_per_worker.check_resume()
             self._check_datasets(self.train_loop_per_worker)
-            # One that is gone may not be needed: the run may have its own by now.
+            # A missing checkpoint may not be needed: the run may have its own by now.
             if resume_from_checkpoint is not None and resume_from_checkpoint.path.exists():
                 self._checkpoint_cls().check(resume_from_checkpoint.path)
 
@@ -196,11 +196,11 @@ class GBDTTrainer(DataParallelTrainer):
         dataset_params: Mapping[str, Any] | None,
         datasets: Mapping[str, Any] | None,
     ) -> Mapping[str, Any] | None:
-        """Return the dataset_params that stand for Ray Train's dmatrix_params. Not collective."""
+        """Return the dataset_params for Ray Train's dmatrix_params. Not collective."""
         names = list(datasets or {})
         if unknown := [name for name in dmatrix_params if name not in names]:
             raise MissingDatasetError(
-                f"dmatrix_params has {unknown[0]!r}, and datasets has {names}. Give arguments by "
+                f"dmatrix_params has {unknown[0]!r}, but datasets has {names}. Give arguments by "
                 f"the name of a dataset."
             )
         by_name = {name: dict(dmatrix_params.get(name) or {}) for name in names}
@@ -208,8 +208,8 @@ class GBDTTrainer(DataParallelTrainer):
             if not of_one.pop(_DISTRIBUTED, True):
                 raise ConfigError(
                     f"dmatrix_params={{{name!r}: {{{_DISTRIBUTED!r}: False}}}}: each rank reads "
-                    f"its part of the rows. DataConfig(datasets_to_split=[...]) names the datasets "
-                    f"of which that is so, {TRAIN!r} always."
+                    f"its part of the rows. Name the datasets to split, always with {TRAIN!r}, in "
+                    f"DataConfig(datasets_to_split=[...])."
                 )
         if not any(by_name.values()):
             return dataset_params
@@ -224,8 +224,8 @@ class GBDTTrainer(DataParallelTrainer):
             )
         if any(of_one != params for of_one in by_name.values()):
             raise ConfigError(
-                f"dmatrix_params={dict(dmatrix_params)!r}: datasets {names} have the same "
-                f"arguments here. Give dataset_params=, or the same to each."
+                f"dmatrix_params={dict(dmatrix_params)!r}: the arguments of datasets {names} "
+                f"differ. Give each the same, or use dataset_params=."
             )
         return params
 
@@ -243,7 +243,7 @@ class GBDTTrainer(DataParallelTrainer):
     @classmethod
     @abc.abstractmethod
     def _checkpoint_cls(cls) -> type[ModelCheckpoint[Any]]:
-        """Return what its checkpoints are."""
+        """Return the class of its checkpoints."""
 
     def _has_loop(self) -> bool:
         return isinstance(self.train_loop_per_worker, Boosting)
@@ -253,12 +253,12 @@ class GBDTTrainer(DataParallelTrainer):
         split = self.dataset_config.datasets_to_split
         if split != "all" and TRAIN not in split:
             raise ConfigError(
-                f"DataConfig(datasets_to_split={list(split)}) leaves {TRAIN!r} whole: every rank "
-                f"would train on the same rows. Split it."
+                f"DataConfig(datasets_to_split={list(split)}) does not split {TRAIN!r}, so every "
+                f"rank would train on the same rows. Add {TRAIN!r} to datasets_to_split."
             )
         known: dict[str, list[str]] = {}
         for name, dataset in self.datasets.items():
-            # A preprocessor may make columns, and take some away: then the ranks look.
+            # A preprocessor may add and drop columns: then the ranks check them.
             columns = column_names(dataset) if self.preprocessor is None else None
             if columns is not None:
                 known[name] = columns
@@ -271,13 +271,13 @@ class GBDTTrainer(DataParallelTrainer):
         try:
             rows = len(dataset) if hasattr(dataset, "iloc") else dataset.num_rows
         except (AttributeError, ConfigError):
-            # Only reading it all says how many; then the ranks find out.
+            # The number is known only after reading all rows: then the ranks check it.
             return
         workers = max(self.scaling_config.min_workers, 1)
         if rows < workers:
             raise ConfigError(
-                f"dataset {name!r} has {rows} rows for {workers} workers: a worker would have "
-                f"none. Use fewer workers, or more rows."
+                f"dataset {name!r} has {rows} rows for {workers} workers, so a worker would have "
+                f"no row. Use fewer workers, or more rows."
             )
 
 
@@ -285,7 +285,7 @@ def _order(datasets: Mapping[str, Any] | None) -> tuple[str, ...]:
     names = list(datasets or {})
     if TRAIN not in names:
         raise MissingDatasetError(
-            f"datasets has {sorted(names) or 'nothing'}, and no {TRAIN!r}: that is what trees are "
-            f"grown on. Give datasets={{'train': ...}}."
+            f"datasets has {sorted(names) or 'nothing'}, but no {TRAIN!r}, which the trees are "
+            f"trained on. Give datasets={{'train': ...}}."
         )
     return (TRAIN, *(name for name in names if name != TRAIN))

@@ -1,4 +1,4 @@
-"""LightGBM: its trainer, predictor and checkpoints, and what training functions call.
+"""LightGBM: trainer, predictor and checkpoints, and functions for training functions.
 
 Importing this does not import lightgbm; using it in a worker does.
 """

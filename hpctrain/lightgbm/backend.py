@@ -1,4 +1,4 @@
-"""The backend: LightGBM's network over the ranks that MPI brought together."""
+"""The backend: LightGBM's network over the MPI ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class LightGBMBackend(Backend):
             import lightgbm  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                f"the workers have no lightgbm: {error}. pip install 'hpctrain[lightgbm]'."
+                f"the workers cannot import lightgbm: {error}. Run: pip install "
+                f"'hpctrain[lightgbm]'"
             ) from error
         from hpctrain.lightgbm import network
 

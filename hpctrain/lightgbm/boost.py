@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LightGBMBoosting(Boosting):
-    """Boosts with LightGBM, one process a rank, over the network that the backend set up."""
+    """Boosts with LightGBM, one process per rank, over the network of the backend."""
 
     _TRAIN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "params": "params",
@@ -48,16 +48,16 @@ class LightGBMBoosting(Boosting):
     }
     _DATASET_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         **COMMON_DATASET_ARGUMENTS,
-        "reference": "all datasets have the bins of 'train'",
+        "reference": "all datasets use the bins of 'train'",
         "init_score": EACH_ROW,
         "position": EACH_ROW,
         "feature_name": "they are the names of columns",
         "params": "dataset_params are themselves the parameters of a lightgbm.Dataset",
-        "free_raw_data": "raw data is freed where that is possible",
+        "free_raw_data": "raw data is freed whenever possible",
     }
 
     def __post_init__(self) -> None:
-        """Check what a user gave."""
+        """Check the user's settings."""
         super().__post_init__()
         for of_library, ours in (
             ("num_iterations", "num_boost_round"),
@@ -66,26 +66,29 @@ class LightGBMBoosting(Boosting):
         ):
             given = {**self.params, **self.dataset_params}
             for name in {of_library, *ALIASES[of_library]} & given.keys():
-                raise ConfigError(f"params={{{name!r}: ...}}: use {ours} of the trainer.")
+                raise ConfigError(
+                    f"params={{{name!r}: {given[name]!r}}}: the trainer sets {of_library}. Use "
+                    f"{ours} of the trainer."
+                )
         check_dataset_params(by_own_names(self.dataset_params))
         if self.ingest == "external":
             raise ConfigError(
-                "ingest='external': LightGBM keeps its compressed rows in memory. 'stream' keeps "
-                "nothing else."
+                "ingest='external': LightGBM cannot keep its compressed rows on disk. Use "
+                "ingest='stream', which keeps nothing else in memory."
             )
 
     def check_ranks(self, num_ranks: int) -> None:
-        """Refuse what LightGBM does in one process only. Not collective."""
+        """Check that LightGBM supports the settings on several ranks. Not collective."""
         if num_ranks > 1:
             check_learner(self._named_params())
 
     def check_resume(self) -> None:
-        """Refuse to go on with a random forest. Not collective."""
+        """Check that the model is not a random forest. Not collective."""
         if is_forest(self._named_params()):
             raise ConfigError(
-                "a checkpoint to resume from with boosting='rf': LightGBM cannot go on with a "
-                "random forest. Grow all num_boost_round trees at once, without "
-                "resume_from_checkpoint, under a name of its own."
+                "resume_from_checkpoint with boosting='rf': LightGBM cannot add trees to a random "
+                "forest. Train all num_boost_round trees in a new run, without "
+                "resume_from_checkpoint."
             )
 
     def boost(self) -> None:
@@ -107,8 +110,8 @@ class LightGBMBoosting(Boosting):
         if start.booster is not None and is_forest(self._named_params()):
             if comm.rank == 0:
                 log(
-                    f"LightGBM cannot go on with a random forest: its {start.done} trees are grown "
-                    f"again."
+                    f"LightGBM cannot add trees to a random forest: its {start.done} trees are "
+                    f"trained again."
                 )
             start = Start(features=start.features)
         for unknown in find_unknown(self.params) if comm.rank == 0 else ():
@@ -133,12 +136,12 @@ class LightGBMBoosting(Boosting):
             valid_names=list(datasets),
             init_model=start.booster,
             feval=metrics or None,
-            # The other one is made of the model's text, which nobody needs.
+            # Otherwise LightGBM would make a second booster from the text of the model.
             keep_training_booster=True,
             callbacks=[*extra.pop("callbacks", ()), LoopCallback(rounds, taken)],
             **extra,
         )
-        # Of callbacks of the user's that have stopped it, after ours.
+        # Set if a user's callback has stopped boosting.
         best = trained.best_iteration
         rounds.finish(trained, best if best > 0 else trained.current_iteration())
 

@@ -26,27 +26,26 @@ if TYPE_CHECKING:
 class TrainReportCallback:
     """Reports each round of ``lightgbm.train(callbacks=[...])`` in a training function.
 
-    Every rank gives one to its ``lightgbm.train()``. Metrics are those over all ranks, for the
-    callbacks that follow too: with it, ``lightgbm.early_stopping()`` stops all ranks at once. Rank
-    0 saves.
+    Every rank passes one to its ``lightgbm.train()``. Metrics are those over all ranks, also for
+    later callbacks: with it, ``lightgbm.early_stopping()`` stops all ranks at once. Rank 0 saves.
 
     Parameters
     ----------
     metrics
-        What is reported: None is all, ``{dataset}-{metric}``; a list of such names, or a mapping of
-        new names to them.
+        Metrics to report: a list of names, ``{dataset}-{metric}``, or a mapping of new names to
+        these. None is all.
     filename
         Name of the model's file in a checkpoint.
     frequency
-        Rounds between two checkpoints; 0 saves none in between.
+        Rounds between two checkpoints; 0 saves no checkpoint before the end.
     checkpoint_at_end
-        Whether the model is saved after the last round.
+        Whether to save the model after the last round.
     results_postprocessing_fn
-        Is given all metrics, and returns what is reported; `metrics` is not used then.
+        Takes all metrics, and returns those to report, in place of `metrics`.
     early_stopping
-        When to stop before the last round. Unlike ``lightgbm.early_stopping()`` it saves then.
+        When to stop before the last round. Unlike ``lightgbm.early_stopping()`` it then saves.
     validation
-        Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
+        Whether, and how, to validate checkpoints during the training, as in `hpctrain.report`.
     """
 
     CHECKPOINT_NAME = LightGBMCheckpoint.model_file
@@ -62,8 +61,8 @@ class TrainReportCallback:
         *,
         validation: bool | ValidationTaskConfig = False,
     ) -> None:
-        # Before LightGBM's own callbacks, and those of users, so that they see what was reduced.
-        # Of the object and not of the class, where LightGBM does not look.
+        # Run before LightGBM's and users' callbacks, so that they get the reduced metrics. These
+        # are attributes of the instance because LightGBM ignores those of the class.
         self.order = -1_000_000
         self.before_iteration = False
         self._rounds = Rounds(
@@ -86,9 +85,9 @@ class TrainReportCallback:
         Raises
         ------
         ConfigError
-            In the first round, if each rank grows a model of its own.
+            In the first round, if each rank trains a model of its own.
         lightgbm.callback.EarlyStopException
-            If boosting is to stop; ``lightgbm.train()`` returns then.
+            If boosting must stop; it makes ``lightgbm.train()`` return.
         """
         results = env.evaluation_result_list or []
         if not self._shares:
@@ -99,7 +98,7 @@ class TrainReportCallback:
             self._is_one_model = True
         reduced = reduce_results(results, self._shares, comm) if results else []
         reduced = self._taken_over.in_order(reduced)
-        # In place: the list is the one that all callbacks of the round are given.
+        # In place, because all callbacks of the round share this list.
         results[:] = [_like(old, new) for old, new in zip(results, reduced, strict=True)]
         self._larger.update({f"{name}-{metric}": larger for name, metric, _, larger in reduced})
         metrics = {f"{name}-{metric}": value for name, metric, value, _ in reduced}
@@ -133,9 +132,9 @@ class LoopCallback(TrainReportCallback):
     Parameters
     ----------
     rounds
-        What happens after a round.
+        Reports and saves each round.
     taken_over
-        Which metrics LightGBM does not compute.
+        Metrics that hpctrain computes in place of LightGBM.
     """
 
     def __init__(self, rounds: Rounds, taken_over: TakenOver) -> None:
@@ -146,10 +145,10 @@ class LoopCallback(TrainReportCallback):
 
 
 def saves(features: Features | None, *, filename: str | None = None) -> Callable[..., None]:
-    """Return what writes a booster, cut to its best rounds or whole."""
+    """Return a function that writes a booster, all or its best rounds."""
 
     def save(model: Booster, directory: str, *, num_rounds: int | None) -> None:
-        # The default of save_model(): all iterations.
+        # With -1 save_model() writes all iterations.
         model.best_iteration = num_rounds or -1
         LightGBMCheckpoint.save(model, directory, features=features, filename=filename)
         model.best_iteration = 0
@@ -158,29 +157,28 @@ def saves(features: Features | None, *, filename: str | None = None) -> Callable
 
 
 def check_one_model(booster: Booster, comm: Communicator) -> None:
-    """Refuse models of which each rank has grown its own, by the newest tree. Collective.
+    """Check by the newest tree that all ranks train the same model. Collective.
 
-    LightGBM grows one on each rank's rows, without a word, where its parameters do not say that
-    there are others.
+    Without the parameters of the network, LightGBM silently trains a model on each rank's rows.
 
     Raises
     ------
     ConfigError
-        On every rank alike.
+        On every rank, if models differ.
     """
     if comm.size == 1:
         return
     text = booster.model_to_string(start_iteration=booster.current_iteration() - 1)
-    # Not its counts and values: where ranks vote, some are those of each rank's rows.
+    # Counts and values may differ: with tree_learner=voting some are those of each rank's rows.
     splits = [
         line for line in text.splitlines() if line.startswith(("split_feature=", "threshold="))
     ]
     ranks = comm.allgather(hashlib.sha256(repr(splits).encode()).hexdigest())
     if len(set(ranks)) > 1:
         raise ConfigError(
-            f"{len(ranks)} ranks have grown {len(set(ranks))} different models, each on its own "
-            f"rows. Merge get_network_params() into the params of lightgbm.train(), last; LightGBM "
-            f"knows linear_tree in one process only."
+            f"{len(ranks)} ranks have trained {len(set(ranks))} different models, each on its own "
+            f"rows. Merge get_network_params() into the params of lightgbm.train(), last, and "
+            f"leave linear_tree out, which LightGBM supports in one process only."
         )
 
 
@@ -191,5 +189,5 @@ def _shares(booster: Any) -> dict[str, Shares]:
 
 
 def _like(old: Any, new: tuple[str, str, float, bool]) -> Any:
-    # Named tuples since LightGBM 4.7.
+    # Results are named tuples since LightGBM 4.7.
     return type(old)(*new) if hasattr(old, "_fields") else new

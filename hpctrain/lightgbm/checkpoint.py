@@ -19,5 +19,5 @@ class LightGBMCheckpoint(BoosterCheckpoint["Booster"]):
 
     @classmethod
     def features_of(cls, model: Booster) -> Features:
-        """Return what a booster knows of its features. Not collective."""
+        """Return the features that a booster stores. Not collective."""
         return Features(names=tuple(model.feature_name()))

@@ -1,4 +1,4 @@
-"""`LightGBMConfig`: how LightGBM's ranks talk to each other."""
+"""`LightGBMConfig`: how LightGBM's ranks communicate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Network = Literal["auto", "mpi", "sockets"]
 )
 @dataclass(frozen=True, kw_only=True)
 class LightGBMConfig(BackendConfig):
-    """How LightGBM's ranks talk to each other. The model is the same either way."""
+    """How LightGBM's ranks communicate. The model does not depend on it."""
 
     network: Network = "auto"
-    """``mpi``: through MPI, with LightGBM as it comes from PyPI; no ports, and whatever network MPI
-    has. ``sockets``: LightGBM's own, over TCP, not authenticated. ``auto``: MPI, but
-    sockets where ranks outnumber the CPUs of a node, since MPI spins while it waits."""
+    """``mpi``: over MPI, with LightGBM's wheel from PyPI; without ports. ``sockets``: LightGBM's
+    own, over TCP, without authentication. ``auto``: MPI, but sockets if a node has more ranks than
+    CPUs, because MPI spins while it waits."""
     timeout_s: float = 1800.0
-    """Seconds, in whole minutes, after which sockets give up on a rank that is silent. One that has
-    died is noticed at once."""
+    """Seconds, rounded up to minutes, after which sockets fail if a rank does not respond. The
+    death of a rank is detected at once."""
 
     @property
     def backend_cls(self) -> type[Backend]:

@@ -1,7 +1,7 @@
-"""LightGBM's datasets out of a rank's rows.
+"""LightGBM's datasets from a rank's rows.
 
-Bins are made from a sample of the rows of all ranks. LightGBM by itself would make those of a
-feature from the rows of one rank, which are no sample at all if rows are sorted.
+Bins are computed from a sample of the rows of all ranks. LightGBM itself would compute the bins of
+a feature from the rows of one rank, which are not representative if rows are sorted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class DatasetMaker:
     Parameters
     ----------
     features
-        Of all of them.
+        Features of all datasets.
     params
-        Parameters of LightGBM and of its datasets, by their own names.
+        Parameters of LightGBM and of its datasets, by their main names.
     dtype
         Type of the features.
     comm
-        Over all ranks.
+        Communicator of all ranks.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DatasetMaker:
     def streamed(
         self, readers: Mapping[str, ShardReader], rows: Mapping[str, int]
     ) -> dict[str, lightgbm.Dataset]:
-        """Return datasets that take their rows batch by batch. Collective.
+        """Return datasets that read their rows batch by batch. Collective.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class DatasetMaker:
         return made
 
     def _bins(self, tables: Iterable[Table], num_rows: int) -> lightgbm.Dataset:
-        """Return a dataset that other ones take their bins from. Collective."""
+        """Return a dataset from which others take their bins. Collective."""
         wanted = self._params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)
         seed = self._params.get("data_random_seed", 1)
         total = sum(self._comm.allgather(num_rows))
@@ -105,18 +105,18 @@ class DatasetMaker:
             params=self._params,
             **columns,
         )
-        # LightGBM keeps them in the model, and codes the categories of a data frame by them.
+        # LightGBM stores them in the model, and encodes the categories of a data frame with them.
         made.pandas_categorical = [list(categories[n]) for n in names if n in categories] or None
         return made
 
 
 class _Bins(lightgbm.Dataset):
-    """Bins made of a sample, without its rows: a reference for datasets that have some."""
+    """Bins of a sample, without its rows: the reference of other datasets."""
 
     def _lazy_init(self, data: Any, *args: Any, **options: Any) -> lightgbm.Dataset:
         self._update_params({"categorical_column": options["categorical_feature"]})
         columns = np.asarray(data.T, np.float64, order="C")
-        # What is left out of a column counts as zero.
+        # Values left out of a column count as zero.
         kept = [np.flatnonzero((np.abs(c) > ZERO_THRESHOLD) | np.isnan(c)) for c in columns]
         self._init_from_sample(
             [column[places] for column, places in zip(columns, kept, strict=True)],
@@ -128,7 +128,7 @@ class _Bins(lightgbm.Dataset):
 
 
 class _Rows(lightgbm.Sequence):
-    """The rows of a rank, which LightGBM asks for in order, from the first to the last."""
+    """The rows of a rank, which LightGBM reads in order, from the first to the last."""
 
     batch_size = _CHUNK_ROWS
 
@@ -148,7 +148,7 @@ class _Rows(lightgbm.Sequence):
 
 
 class _StreamedDataset(lightgbm.Dataset):
-    """Asks the model that it resumes from batch by batch, too."""
+    """A dataset that also gets the scores of the model it resumes from batch by batch."""
 
     def _set_init_score_by_predictor(
         self, predictor: Any, data: Any, used_indices: Any
@@ -157,12 +157,12 @@ class _StreamedDataset(lightgbm.Dataset):
             return super()._set_init_score_by_predictor(predictor, data, used_indices)
         tables = data.reader.tables(data.features, data.dtype)
         scores = [predictor.predict(table.matrix, raw_score=True) for table in tables]
-        # Class by class, as LightGBM keeps them.
+        # LightGBM stores scores class by class.
         return self.set_init_score(np.concatenate(scores).ravel(order="F"))
 
 
 def _rechunk(blocks: Iterable[Array], size: int) -> Iterator[Array]:
-    """Give the rows of blocks in chunks of one size, the last one apart."""
+    """Yield the rows of blocks in chunks of one size; the last one may be smaller."""
     waiting: list[Array] = []
     count = 0
     for block in blocks:
@@ -180,7 +180,7 @@ def _rechunk(blocks: Iterable[Array], size: int) -> Iterator[Array]:
 
 
 def _pick(tables: Iterable[Table], chosen: Array) -> Array:
-    """Return the chosen rows, by their numbers in order."""
+    """Return the rows of sorted numbers."""
     picked = []
     start = 0
     for table in tables:

@@ -1,11 +1,11 @@
-"""Metrics of LightGBM over all ranks: by itself it computes them over each rank's rows.
+"""Metrics of LightGBM over all ranks: LightGBM itself computes them over each rank's rows.
 
-* exact, as means over ranks by the weights of their rows: l1, l2, quantile, huber, fair, poisson,
+* exact, as means over ranks weighted by their row weights: l1, l2, quantile, huber, fair, poisson,
   mape, gamma, tweedie, binary_*, multi_*, cross_entropy, kullback_leibler; rmse through squares;
-* exact, as means by their numbers of rows: cross_entropy_lambda; as a sum: gamma_deviance;
-* exact, as means by the weights of their groups: ndcg, map;
+* exact, as means weighted by numbers of rows: cross_entropy_lambda; as a sum: gamma_deviance;
+* exact, as means weighted by group weights: ndcg, map;
 * from histograms of scores: auc to about 1e-5, average_precision to about 1e-4;
-* others, and functions of the user's: means over ranks by the weights of their rows.
+* others, and user functions: means over ranks weighted by their row weights.
 
 Every rank computes with the same numbers in the same order, so all get the same bits.
 """
@@ -33,7 +33,7 @@ _RANKING = ("ndcg", "map")
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """How much one rank's rows of a dataset count."""
+    """Weights of one rank's rows of a dataset."""
 
     rows: float
     weight: float
@@ -43,7 +43,7 @@ class Shares:
 
     @classmethod
     def of(cls, dataset: Any) -> Shares:
-        """Return those of a ``lightgbm.Dataset``. Not collective."""
+        """Return the weights of a ``lightgbm.Dataset``. Not collective."""
         rows = float(dataset.num_data())
         weight, sizes = dataset.get_weight(), dataset.get_group()
         total = rows if weight is None else float(np.sum(weight, dtype=np.float64))
@@ -58,7 +58,7 @@ class Shares:
 
 
 Result = tuple[str, str, float, bool]
-"""Dataset, metric, value, whether large values are good."""
+"""Dataset, metric, value, whether large values are better."""
 
 
 def reduce_results(
@@ -69,14 +69,14 @@ def reduce_results(
     Parameters
     ----------
     results
-        What LightGBM computed on this rank.
+        Metrics of LightGBM on this rank.
     shares
-        By dataset.
+        Weights of this rank's rows, by dataset.
 
     Raises
     ------
     ConfigError
-        On every rank alike, if ranks have different metrics.
+        On every rank, if ranks have different metrics.
     """
     mine = [
         (name, metric, float(value), bool(larger), shares[name])
@@ -85,8 +85,8 @@ def reduce_results(
     ranks = comm.allgather(mine)
     if any([r[:2] for r in rank] != [r[:2] for r in ranks[0]] for rank in ranks):
         raise ConfigError(
-            f"ranks have different metrics: {[[r[:2] for r in rank] for rank in ranks[:4]]}. Every "
-            f"rank evaluates the same datasets with the same metrics, in the same order."
+            f"ranks have different metrics: {[[r[:2] for r in rank] for rank in ranks[:4]]}. "
+            f"Evaluate the same datasets with the same metrics, in the same order, on every rank."
         )
     reduced = []
     for of_ranks in zip(*ranks, strict=True):
@@ -100,8 +100,8 @@ def reduce_results(
 def distributed_auc(predictions: Array, dataset: Any) -> tuple[str, float, bool]:
     """Return the area under the ROC curve over the rows of all ranks, to about 1e-5.
 
-    Collective. Give it to ``lightgbm.train(feval=...)`` in place of the metric ``auc``, which
-    cannot be put together from what ranks compute of their own rows.
+    Collective. Pass it to ``lightgbm.train(feval=...)`` in place of the metric ``auc``, which
+    cannot be computed from the values of each rank's rows.
     """
     positive, negative = _histograms(predictions, dataset)
     below = np.cumsum(negative) - negative / 2
@@ -127,16 +127,16 @@ _DISTRIBUTED: dict[str, Callable[..., tuple[str, float, bool]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TakenOver:
-    """Which metrics are computed here, and which are left to LightGBM."""
+    """The metrics that hpctrain computes, and those left to LightGBM."""
 
     params: Mapping[str, Any]
-    """Parameters of LightGBM without those that are computed here."""
+    """Parameters of LightGBM without the metrics that hpctrain computes."""
     functions: Sequence[Callable[..., tuple[str, float, bool]]] = ()
     places: Mapping[str, int] = field(default_factory=dict)
-    """How many of LightGBM's own metrics come before each, where they are reported."""
+    """How many of LightGBM's metrics precede each of these in reports."""
 
     def in_order(self, results: Sequence[Result]) -> list[Result]:
-        """Return a round's metrics in the order in which one process has them. Not collective."""
+        """Return a round's metrics in the order of a single process. Not collective."""
         ordered: list[Result] = []
         for _, of_dataset in groupby(results, key=lambda result: result[0]):
             found = list(of_dataset)
@@ -153,15 +153,15 @@ class TakenOver:
 
 
 def take_over(params: Mapping[str, Any]) -> TakenOver:
-    """Say which metrics of parameters are computed here. Not collective.
+    """Return which metrics in parameters hpctrain computes. Not collective.
 
     Parameters
     ----------
     params
-        By their own names.
+        Parameters by their main names.
     """
     wanted = params.get("metric")
-    # Text is hashed otherwise in each process, so a set has another order on each rank.
+    # Python's hashes of text differ between processes, so a set has another order on each rank.
     if isinstance(wanted, (set, frozenset)):
         wanted = sorted(wanted)
     names = wanted.split(",") if isinstance(wanted, str) else list(wanted or ())
@@ -206,7 +206,7 @@ def _histograms(predictions: Array, dataset: Any) -> tuple[Array, Array]:
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     score = predictions
     if low >= 0 and high <= 1:
-        # Even in log-odds: rare positives have probabilities that all are near 0.
+        # Bins of equal width in log-odds: the probabilities of rare positives are all near 0.
         score, low, high = _log_odds(predictions), _log_odds(low), _log_odds(high)
     bins = ((score - low) * ((_BINS - 1) / ((high - low) or 1.0))).astype(np.int64)
     label, weight = dataset.get_label() > 0, dataset.get_weight()

@@ -1,8 +1,8 @@
-"""LightGBM's two networks: its own sockets, and MPI through two functions that it calls.
+"""LightGBM's two networks: its own sockets, and MPI through two callback functions.
 
-``LGBM_NetworkInitWithFunctions`` takes a reduce-scatter and an allgather, so the wheel of PyPI,
-which is built without MPI, speaks it all the same. LightGBM keeps its network in variables of the
-thread: all of this happens in the thread that trains.
+``LGBM_NetworkInitWithFunctions`` takes a reduce-scatter and an allgather, so even the wheel of
+PyPI, which is built without MPI, can use MPI. LightGBM keeps its network in thread-local variables:
+all functions here must run in the thread that trains.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _PORT_ATTEMPTS = 5
 def get_network_params() -> dict[str, Any]:
     """Return the parameters that make ``lightgbm.train()`` use all ranks. Not collective.
 
-    Merge them into `params` in a training function. The network itself is up already, so
-    ``machines`` and ports are not among them. While it is up, making a ``lightgbm.Dataset`` and
-    boosting are collective: every rank does them, in the same order.
+    Merge them into `params` in a training function. The network is connected already, so they do
+    not include ``machines`` or ports. While it is connected, making a ``lightgbm.Dataset`` and
+    boosting are collective: every rank must do them, in the same order.
     """
     world_size = get_context().get_world_size()
     if world_size == 1:
@@ -68,7 +68,7 @@ def get_network_params() -> dict[str, Any]:
 
 
 def wants_sockets(context: BackendContext, network: str) -> bool:
-    """Return whether sockets are the network to take, the same on every rank. Collective."""
+    """Return whether to use sockets, the same on every rank. Collective."""
     if network != "auto":
         return network == "sockets"
     # MPI spins while it waits.
@@ -77,18 +77,18 @@ def wants_sockets(context: BackendContext, network: str) -> bool:
 
 
 def connect_by_sockets(context: BackendContext, *, timeout_s: float) -> None:
-    """Let LightGBM connect all ranks over TCP. Collective.
+    """Connect LightGBM's ranks over TCP. Collective.
 
     Raises
     ------
     LaunchError
-        If they cannot be connected.
+        If they cannot connect.
     """
     from lightgbm.basic import LightGBMError
 
     world = context.world
     for attempt in range(_PORT_ATTEMPTS):
-        # LightGBM binds ports by number. One that is free may be taken before it does.
+        # LightGBM takes a port number. Another process may bind a free port before LightGBM does.
         port = _free_port()
         address = (context.reachable_address(), port)
         addresses = context.comm.allgather(address)
@@ -113,12 +113,12 @@ def connect_by_sockets(context: BackendContext, *, timeout_s: float) -> None:
 
 
 def connect_by_mpi(comm: Comm) -> Callable[[], None]:
-    """Let LightGBM talk through MPI. Collective.
+    """Connect LightGBM's ranks over MPI. Collective.
 
     Returns
     -------
     Callable
-        Disconnects; until it is called, it keeps alive what LightGBM calls.
+        Disconnects. It also keeps a reference to the functions that LightGBM calls.
     """
     from lightgbm.basic import _safe_call
 
@@ -171,7 +171,7 @@ def _reduce_scatter(comm: Comm) -> Callable[..., None]:
             return
         place = ctypes.addressof(ctypes.c_char.from_buffer(room))
         ctypes.memmove(output, place, length)
-        # In the order of ranks, so that sums have the same bits whichever rank makes them.
+        # Reduce in the order of ranks, so that sums have the same bits on any rank.
         for other in range(1, size):
             reducer[0](place + other * length, output, value_size, length)
 
@@ -190,7 +190,7 @@ def _allgather(comm: Comm) -> Callable[..., None]:
         output: int,
         output_size: int,
     ) -> None:
-        # A copy: LightGBM's input may lie inside its output, which MPI does not allow.
+        # Copy: LightGBM's input may overlap its output, which MPI does not allow.
         mpi.allgather_bytes(
             comm,
             ctypes.string_at(given, given_size),
@@ -207,7 +207,7 @@ def _view(address: int, size: int) -> Any:
 
 
 def _ending_all(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that ends all ranks where it fails: C++ cannot be notified."""
+    """Return a function that aborts all ranks if it fails: C++ cannot catch its exception."""
 
     def call(*arguments: Any) -> None:
         try:

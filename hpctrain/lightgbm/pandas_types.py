@@ -1,4 +1,4 @@
-"""`normalize_pandas_for_lightgbm`: frames whose columns are Arrow's, for LightGBM's own Dataset."""
+"""`normalize_pandas_for_lightgbm`: frames of Arrow types, for ``lightgbm.Dataset``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def normalize_pandas_for_lightgbm(df: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a frame with pandas' own types for numbers and booleans of Arrow's types.
+    """Return a frame with pandas' types in place of Arrow's types of numbers and booleans.
 
-    Not collective. ``lightgbm.Dataset`` refuses Arrow's. Other columns stay as they are.
+    Not collective. ``lightgbm.Dataset`` does not accept Arrow types. Other columns are unchanged.
     """
     import pandas
 

@@ -1,4 +1,4 @@
-"""LightGBM's parameters under their own names, and which of them a run over ranks can have."""
+"""LightGBM's parameters: their main names, and which of them several ranks support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from hpctrain.checks import did_you_mean
 from hpctrain.errors import ConfigError
 
-# As LGBM_DumpParamAliases() lists them; a login node may have no LightGBM to ask.
+# Copied from LGBM_DumpParamAliases(), because a login node may have no LightGBM.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_iterations": (
         "num_iteration",
@@ -49,7 +49,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "cat_column",
     ),
 }
-"""Other names of the parameters that hpctrain looks at."""
+"""Other names of the parameters that hpctrain reads."""
 
 OF_DATASETS = (
     "bin_construct_sample_cnt",
@@ -67,48 +67,48 @@ OF_DATASETS = (
     "verbosity",
     "zero_as_missing",
 )
-"""Parameters that decide what a lightgbm.Dataset of a rank's rows is."""
+"""Parameters of a lightgbm.Dataset."""
 
 _NAME_OF = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 
 _NETWORK = ("num_machines", "pre_partition", "machines", "machine_list_filename")
-"""What the backend has seen to before."""
+"""Parameters that the backend sets."""
 
 
 def by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with the names of `ALIASES` in place of others. Not collective.
+    """Return parameters with the main names of `ALIASES` in place of others. Not collective.
 
-    Where one is given under two names, the value of its own name counts, as in LightGBM.
+    If one is given under two names, the value of its main name counts, as in LightGBM.
     """
     named = {_NAME_OF.get(name, name): value for name, value in params.items()}
     return {**named, **{name: params[name] for name in named.keys() & params.keys()}}
 
 
 def check_dataset_params(params: Mapping[str, Any]) -> None:
-    """Refuse what is no parameter of a dataset: LightGBM ignores what it does not know.
+    """Check that parameters are those of a dataset: LightGBM ignores unknown ones.
 
     Not collective.
 
     Parameters
     ----------
     params
-        By their own names.
+        Parameters by their main names.
 
     Raises
     ------
     ConfigError
-        The message has the nearest name that there is.
+        If one is not; the message suggests the most similar name.
     """
     for name in params.keys() - {*OF_DATASETS}:
         raise ConfigError(
-            f"dataset_params={{{name!r}: ...}} is no parameter of a lightgbm.Dataset. "
-            f"{did_you_mean(name, OF_DATASETS) or f'There are {list(OF_DATASETS)}.'} Those of "
-            f"training go into params."
+            f"dataset_params={{{name!r}: ...}} is not a parameter of a lightgbm.Dataset. "
+            f"{did_you_mean(name, OF_DATASETS) or f'Use {list(OF_DATASETS)}.'} Give those of "
+            f"training in params."
         )
 
 
 def find_unknown(params: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with parameters that LightGBM does not know, and ignores.
+    """Return messages about parameters that LightGBM does not have, and ignores.
 
     Not collective.
     """
@@ -117,56 +117,55 @@ def find_unknown(params: Mapping[str, Any]) -> list[str]:
     _ConfigAliases.get()
     known = {name for names in (_ConfigAliases.aliases or {}).values() for name in names}
     return [
-        f"params has {name!r}, which LightGBM does not know and ignores. "
-        f"{did_you_mean(str(name), known) or 'Look at its page of parameters.'}"
+        f"params has {name!r}, which LightGBM does not have and ignores. "
+        f"{did_you_mean(str(name), known) or 'See the page Parameters of its documentation.'}"
         for name in params
         if known and name not in known
     ]
 
 
 def is_forest(params: Mapping[str, Any]) -> bool:
-    """Return whether parameters, by their own names, grow a random forest. Not collective."""
+    """Return whether parameters, by their main names, train a random forest. Not collective."""
     return params.get("boosting") in ("rf", "random_forest")
 
 
 def check_learner(params: Mapping[str, Any]) -> None:
-    """Refuse parameters with which ranks would not grow one model together. Not collective.
+    """Check that ranks train one model together. Not collective.
 
     Parameters
     ----------
     params
-        By their own names.
+        Parameters by their main names.
 
     Raises
     ------
     ConfigError
-        If LightGBM would train each rank's model on that rank's rows alone, or wants all rows on
-        every rank.
+        If LightGBM would train a model on each rank's rows alone, or needs all rows on every rank.
     """
     if is_true(params.get("linear_tree", False)):
         raise ConfigError(
-            f"params={{'linear_tree': {params['linear_tree']!r}}} over several ranks: LightGBM "
-            f"grows linear trees in one process only, each rank would train on its own rows. Use "
-            f"one worker, or leave linear_tree out."
+            f"params={{'linear_tree': {params['linear_tree']!r}}} on several ranks: LightGBM "
+            f"trains linear trees in one process only, so each rank would train on its own rows. "
+            f"Use one worker, or leave linear_tree out."
         )
     learner = params.get("tree_learner", "serial")
     if learner in ("feature", "feature_parallel"):
         raise ConfigError(
-            f"params={{'tree_learner': {learner!r}}}: LightGBM needs all rows on every rank then, "
-            f"and a rank has its part of them. Use 'data' or 'voting'."
+            f"params={{'tree_learner': {learner!r}}} needs all rows on every rank, but each rank "
+            f"has a part of them. Use 'data' or 'voting'."
         )
 
 
 def over_ranks(params: Mapping[str, Any], network: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with which all ranks grow one model. Not collective.
+    """Return parameters with which all ranks train one model. Not collective.
 
     Parameters
     ----------
     params
-        By their own names. A serial ``tree_learner``, which is LightGBM's default, becomes that of
-        the network.
+        Parameters by their main names. A serial ``tree_learner``, which is LightGBM's default, is
+        replaced by that of the network.
     network
-        Of `hpctrain.lightgbm.get_network_params`.
+        Parameters of `hpctrain.lightgbm.get_network_params`.
     """
     kept = {name: value for name, value in params.items() if name not in _NETWORK}
     if kept.get("tree_learner", "serial") == "serial":
@@ -175,5 +174,5 @@ def over_ranks(params: Mapping[str, Any], network: Mapping[str, Any]) -> dict[st
 
 
 def is_true(value: object) -> bool:
-    """Return whether LightGBM reads a value as true: text is compared. Not collective."""
+    """Return whether LightGBM reads a value as true. Not collective."""
     return str(value).lower() in ("true", "1", "+", "1.0")

@@ -23,7 +23,7 @@ class LightGBMPredictor(BoosterPredictor):
     model
         The booster.
     preprocessor
-        What batches go through before the model.
+        Preprocessor of batches.
     """
 
     framework = "lightgbm"

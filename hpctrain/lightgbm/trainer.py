@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 
 class LightGBMTrainer(GBDTTrainer):
-    """Boosts trees with LightGBM, each rank on its part of the data.
+    """Trains boosted trees with LightGBM, each rank on its part of the data.
 
     Parameters
     ----------
     train_loop_per_worker
-        A training function that calls ``lightgbm.train()`` by itself, with the parameters of
-        `get_network_params` merged into its own.
-        None: the loop is hpctrain's, with the arguments below.
+        A training function that calls ``lightgbm.train()`` itself, with the parameters of
+        `get_network_params` merged into its own. With None hpctrain runs the loop, with the
+        arguments below.
     train_loop_config
         As in `hpctrain.DataParallelTrainer`.
     lightgbm_config
-        How ranks talk to each other.
+        How LightGBM's ranks communicate.
     datasets, label_column
         As in `hpctrain.gbdt.GBDTTrainer`.
     params
-        Parameters of ``lightgbm.train()``. ``num_threads`` is the CPUs of a worker that there are.
-        ``tree_learner`` is ``data`` over ranks; ``voting`` sends less where there are many
-        features.
+        Parameters of ``lightgbm.train()``. The default of ``num_threads`` is the CPUs of a worker.
+        The default of ``tree_learner`` on several ranks is ``data``; ``voting`` sends less data if
+        there are many features.
     num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest
         As in `hpctrain.gbdt.GBDTTrainer`.
     dataset_params
         Parameters of ``lightgbm.Dataset``, such as ``max_bin``, as in its ``params``.
     dmatrix_params
-        Ray Train's, by name of a dataset. Only empty ones have a meaning here.
+        Ray Train's arguments by name of a dataset; they must be empty.
     train_kwargs
         Further arguments of ``lightgbm.train()``: ``feval``, ``callbacks``.
     validation_config

@@ -24,9 +24,9 @@ PICKLED_NAME = MODEL_KEY
 class SklearnCheckpoint(ModelCheckpoint[Any]):
     """A checkpoint that holds an estimator, in the format of skops.
 
-    Opening it makes objects of types that skops knows to be harmless and of scikit-learn's classes.
-    Others, and the pickle ``model`` that Ray Train writes, run code: they are opened where nobody
-    but this user can have written them, or if they are trusted.
+    Opening it creates objects of types that skops trusts, and of scikit-learn's classes. Other
+    types, and the pickle ``model`` that Ray Train writes, run code: they are opened if only this
+    user can have written them, or if they are trusted.
     """
 
     framework: ClassVar[str] = "sklearn"
@@ -56,20 +56,20 @@ class SklearnCheckpoint(ModelCheckpoint[Any]):
             if trusted is True or foreign is None:
                 everything = skops_io.get_untrusted_types(data=content)
                 return skops_io.loads(content, trusted=everything)
-        except Exception as error:  # whatever a damaged file brings about
+        except Exception as error:  # a damaged file can raise anything
             raise CheckpointError(
                 f"the estimator in {path} is damaged, or of another scikit-learn: "
-                f"{first_line(error)}. Take another checkpoint, or train again."
+                f"{first_line(error)}. Use another checkpoint, or train again."
             ) from error
         raise CheckpointError(
-            f"{path} holds the types {', '.join(strange)}, and making them would run their "
+            f"{path} holds the types {', '.join(strange)}, and creating them would run their "
             f"code. {pickle_trust.advice(path.parent, foreign, argument=f'trusted={strange!r}')} "
             f"SklearnCheckpoint.get_estimator() and SklearnPredictor.from_checkpoint() take it."
         )
 
     @classmethod
     def features_of(cls, model: Any) -> Features:
-        """Return what an estimator knows of its features. Not collective."""
+        """Return the features that an estimator stores. Not collective."""
         names = getattr(model, "feature_names_in_", None)
         if names is None:
             names = [f"f{index}" for index in range(getattr(model, "n_features_in_", 0))]
@@ -90,10 +90,10 @@ class SklearnCheckpoint(ModelCheckpoint[Any]):
         estimator
             A fitted estimator.
         path
-            The directory, made if needed. None makes a temporary one, which lives as long as this
-            handle.
+            The directory, created if needed. None creates a temporary one, which exists as long as
+            this handle.
         preprocessor
-            Stored beside the estimator.
+            Preprocessor to store beside the estimator.
         """
         return cls.from_model(estimator, preprocessor=preprocessor, path=path)
 
@@ -118,8 +118,8 @@ class SklearnCheckpoint(ModelCheckpoint[Any]):
         Parameters
         ----------
         trusted
-            Types, as ``module.Class``, that may be made beside those that skops knows though
-            somebody else can have written them. True allows all, and a pickle.
+            Further types to create, as ``module.Class``, even if somebody else can have written
+            them. True allows all types, and a pickle.
 
         Raises
         ------
@@ -141,15 +141,15 @@ def _unpickle(path: Path, *, trusted: bool) -> Any:
         raise pickle_trust.refusal(path, foreign, what="a pickled estimator")
     try:
         return spec.unpack(content)
-    except Exception as error:  # whatever its code does
+    except Exception as error:  # its code can raise anything
         raise CheckpointError(
             f"the estimator in {path} is damaged, or of another scikit-learn: "
-            f"{first_line(error)}. Take another checkpoint, or train again."
+            f"{first_line(error)}. Use another checkpoint, or train again."
         ) from error
 
 
 def _is_class_of_sklearn(name: str) -> bool:
-    """Return whether a name is that of a class: a function might do anything when it is called."""
+    """Return whether a name is that of a class of scikit-learn: a function could do anything."""
     module, _, attribute = name.rpartition(".")
     if not module.startswith("sklearn."):
         return False
@@ -157,5 +157,5 @@ def _is_class_of_sklearn(name: str) -> bool:
         found = getattr(import_module(module), attribute, None)
     except ImportError:
         return False
-    # Modules have classes of others too: TemporaryDirectory, Thread.
+    # Modules also contain classes of other packages, such as TemporaryDirectory and Thread.
     return isinstance(found, type) and found.__module__.startswith("sklearn.")

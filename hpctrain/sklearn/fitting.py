@@ -1,4 +1,4 @@
-"""`SklearnFitting`: what a SklearnTrainer does on each rank, a frozen value that travels."""
+"""`SklearnFitting`: the training function of a SklearnTrainer, pickled for each rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CPU_PARAMETERS = ("n_jobs", "thread_count")
 
 @dataclass(frozen=True, kw_only=True)
 class SklearnFitting:
-    """Fits an estimator; its cross-validation is spread over the ranks. A training function."""
+    """Fits an estimator; its cross-validation runs on all ranks. A training function."""
 
     estimator: Any
     datasets: Sequence[str]
@@ -35,15 +35,15 @@ class SklearnFitting:
     parallelize_cv: bool
     fit_params: Mapping[str, Any]
     cpus: int | None
-    """CPUs of a worker, for estimators that do not say how many they use; None leaves them."""
+    """CPUs of a worker, for estimators that do not set their number; None sets nothing."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What trackers show as hyperparameters."""
+        """Hyperparameters for trackers."""
         return {"params": dict(self.params)}
 
     def __call__(self) -> None:
-        """Cross-validate, fit, score, and report that once. Collective."""
+        """Cross-validate, fit, score, and report once. Collective."""
         from sklearn.base import clone
 
         from hpctrain.sklearn.checkpoint import SklearnCheckpoint
@@ -77,11 +77,11 @@ class SklearnFitting:
             hpctrain.report(metrics, Checkpoint.from_directory(directory))
 
     def _is_done(self) -> bool:
-        # A run that was stopped between its report and its end, not one that another run gave.
+        # This run stopped after its report; in a first attempt the checkpoint is of another run.
         return hpctrain.get_context().world.attempt > 1
 
     def _table(self, name: str) -> tuple[pandas.DataFrame, Any]:
-        """Return features and labels of a dataset, the whole of it. Not collective."""
+        """Return features and labels of a whole dataset. Not collective."""
         table = as_frame(hpctrain.get_dataset_shard(name), name)
         if self.label_column is None:
             return table, None
@@ -105,7 +105,7 @@ class SklearnFitting:
             cv=self.cv,
             params=dict(self.fit_params) or None,
             return_train_score=self.return_train_score_cv,
-            # None: as many as there are ranks.
+            # None is the number of ranks.
             n_jobs=None if self.parallelize_cv else 1,
         )
         metrics: dict[str, Any] = {}
@@ -125,7 +125,7 @@ class SklearnFitting:
 
 
 def scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., float]]:
-    """Return scoring functions by name; ``score`` where there is one. Not collective."""
+    """Return scoring functions by name; a single one is ``score``. Not collective."""
     from sklearn.metrics import check_scoring, get_scorer
 
     if scoring is None or isinstance(scoring, str) or callable(scoring):
@@ -135,7 +135,7 @@ def scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., float]]:
 
 
 def set_cpus(estimator: Any, cpus: int) -> None:
-    """Let an estimator, and those inside of it, use CPUs unless they say how many. In place."""
+    """Set the CPUs of an estimator, and of nested ones, unless they are set. In place."""
     settings = estimator.get_params(deep=True)
     chosen = {
         name: cpus
@@ -146,7 +146,7 @@ def set_cpus(estimator: Any, cpus: int) -> None:
 
 
 def as_frame(dataset: Any, name: str) -> pandas.DataFrame:
-    """Return a dataset as a data frame whose columns all are one value wide. Not collective.
+    """Return a dataset as a data frame; columns of arrays are split. Not collective.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Spread joblib's tasks over MPI ranks that all run the same program.
+"""Distribution of joblib's tasks over MPI ranks that all run the same program.
 
-All ranks come to the same ``joblib.Parallel`` call with the same tasks, since they run the same
-code on the same data. So no task is sent anywhere: each rank runs those whose number is its own
-modulo the number of ranks, and the ranks exchange what came out.
+All ranks reach the same ``joblib.Parallel`` call with the same tasks, because they run the same
+code on the same data. So no task is sent: each rank runs the tasks whose number modulo the world
+size is its rank, and the ranks exchange the results.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BACKEND = "hpctrain"
 
 
 class _Task:
-    """One batch of calls, which some rank runs."""
+    """One batch of calls, which one rank runs."""
 
     def __init__(self, call: Callable[[], Any], callback: Callable[[Any], None] | None) -> None:
         self.call = call
         self.callback = callback
         self.outcome: tuple[bool, Any] | None = None
-        """Whether it went well, and the result or the exception."""
+        """Whether it succeeded, and the result or the exception."""
 
 
 class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
@@ -39,7 +39,7 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
     Parameters
     ----------
     **options
-        As joblib gives them.
+        Options from joblib.
     """
 
     supports_timeout = False
@@ -50,7 +50,7 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
         self._waiting: list[_Task] = []
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return the number of ranks, or 1 where that is asked for. Not collective."""
+        """Return the number of ranks, or 1 if that is requested. Not collective."""
         return 1 if n_jobs == 1 else int(active_worker("joblib").comm.size)
 
     def configure(
@@ -61,20 +61,20 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
         require: Any = None,
         **_: Any,
     ) -> int:
-        """Let `parallel` hand over all its tasks before the first is run. Not collective."""
+        """Make `parallel` submit all its tasks before the first one runs. Not collective."""
         self.parallel = parallel
-        # They stay where they are, so that costs no memory; and ranks wait for each other once.
+        # Tasks are not copied, so this costs no memory; and ranks wait for each other only once.
         parallel.pre_dispatch = "all"
         return self.effective_n_jobs(n_jobs)
 
     def submit(self, func: Callable[[], Any], callback: Any = None) -> _Task:
-        """Take note of a task. Not collective."""
+        """Queue a task. Not collective."""
         task = _Task(func, callback)
         self._waiting.append(task)
         return task
 
     def retrieve_result(self, out: _Task, timeout: float | None = None) -> Any:
-        """Return what came out of a task; the first of them runs all. Collective."""
+        """Return the result of a task; the first call runs all tasks. Collective."""
         if out.outcome is None:
             self._run()
         assert out.outcome is not None
@@ -84,7 +84,7 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
         return value
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Forget tasks that were not run. Not collective."""
+        """Drop tasks that were not run. Not collective."""
         self._waiting.clear()
 
     def _run(self) -> None:
@@ -95,12 +95,12 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
             for number, task in enumerate(tasks)
             if number % comm.size == comm.rank
         }
-        # Ranks that have less to do wait here without using their CPU.
+        # Ranks with fewer tasks wait here without using their CPU.
         barrier(timeout_s=timeouts.FOLDS_S)
         for outcomes in comm.allgather(mine):
             for number, outcome in outcomes.items():
                 tasks[number].outcome = outcome
-        # Tasks may have drawn from it, on each rank others.
+        # Tasks may have drawn random numbers, different tasks on each rank.
         np.random.set_state(comm.bcast(np.random.get_state()))
         for task in tasks:
             if task.callback is not None:
@@ -109,11 +109,11 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
 
 @contextlib.contextmanager
 def parallel_over_ranks() -> Iterator[None]:
-    """Let joblib spread its tasks over the ranks inside of a training function. Collective.
+    """Distribute joblib's tasks over the ranks, inside of a training function. Collective.
 
-    Every rank runs the same code on the same data in the block: cross-validation and searches of
-    scikit-learn, or ``joblib.Parallel`` itself. NumPy's global random numbers are those of rank 0
-    on all ranks. Tasks within tasks use threads of their rank.
+    Every rank must run the same code on the same data in the block: cross-validation and searches
+    of scikit-learn, or ``joblib.Parallel`` itself. All ranks have NumPy's global random state of
+    rank 0. Nested tasks use threads of their rank.
 
     Examples
     --------
@@ -142,6 +142,6 @@ def _outcome(call: Callable[[], Any]) -> tuple[bool, Any]:
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # whatever its own reduction raises
+        except Exception:  # its __reduce__ can raise anything
             return False, RuntimeError(f"{type(error).__name__}: {error}")
         return False, error

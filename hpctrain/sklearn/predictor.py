@@ -29,7 +29,7 @@ class SklearnPredictor(Predictor):
     estimator
         The fitted estimator.
     preprocessor
-        What batches go through before it.
+        Preprocessor of batches.
     """
 
     framework = "sklearn"
@@ -52,25 +52,25 @@ class SklearnPredictor(Predictor):
     ) -> SklearnPredictor:
         """Return a predictor with the estimator of a checkpoint.
 
-        Not collective. skops makes known types only, but where nobody except this user can have
-        written the file, or what is trusted.
+        Not collective. skops creates only known types, unless only this user can have written the
+        file, or the types are trusted.
 
         Parameters
         ----------
         checkpoint
-            With ``model.skops``, or the pickle ``model`` of Ray Train.
+            A checkpoint with ``model.skops``, or the pickle ``model`` of Ray Train.
         trusted
-            Types to make besides those that skops knows, as ``module.Class``, though somebody else
-            can have written them; True allows all, and a pickle.
+            Further types to create, as ``module.Class``, even if somebody else can have written
+            them. True allows all types, and a pickle.
         trust_preprocessor
-            Whether functions and objects in its preprocessor may be unpickled, which runs code.
+            Whether to unpickle functions and objects in its preprocessor, which runs code.
         **kwargs
             Further arguments of the class.
 
         Raises
         ------
         ConfigError
-            If the checkpoint is that of another framework.
+            If the checkpoint is of another framework.
         CheckpointError
             If the estimator holds types that are not trusted.
         """
@@ -97,13 +97,13 @@ class SklearnPredictor(Predictor):
     ) -> Any:
         given: Any
         if self._is_fitted_on_frames and _has_unlike_types(data):
-            # As it was in training: a matrix would make objects of all of them.
+            # A frame, as in training: a matrix would convert all columns to objects.
             given = feature_frame(select_columns(data, feature_columns), self.features)
             given = given.set_axis(list(self.estimator.feature_names_in_), axis=1)
             return self._call(method, given, num_estimator_cpus, kwargs)
         given = select_matrix(data, self.features, feature_columns)
         if self._is_fitted_on_frames:
-            # Without names it warns for every batch.
+            # Without names scikit-learn warns for every batch.
             import pandas
 
             given = pandas.DataFrame(given, columns=list(self.estimator.feature_names_in_))

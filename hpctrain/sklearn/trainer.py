@@ -17,34 +17,35 @@ if TYPE_CHECKING:
 
 
 class SklearnTrainer(DataParallelTrainer):
-    """Fits a scikit-learn estimator; what scikit-learn does in parallel is spread over the ranks.
+    """Fits a scikit-learn estimator; scikit-learn's parallel tasks run on all ranks.
 
-    That is the folds of `cv`, and what the estimator itself hands to joblib: the candidates of a
-    search, the trees of a forest. Every rank has all rows. The estimator is stored with skops.
+    These are the folds of `cv`, and the tasks that the estimator itself gives to joblib: the
+    candidates of a search, the trees of a forest. Every rank has all rows. The estimator is stored
+    with skops.
 
     Parameters
     ----------
     estimator
-        Not fitted; it is cloned.
+        An estimator, which is cloned before it is fitted.
     datasets
-        By name; ``train`` is what the estimator is fitted on. For each of the others the metrics
+        Datasets by name. The estimator is fitted on ``train``; for each of the others the metrics
         have a mapping with ``test_score`` and ``score_time``.
     label_column
         Column to predict; None if there is none. All others are features.
     params
-        Given to the estimator's ``set_params()``.
+        Arguments of the estimator's ``set_params()``.
     scoring
         As in ``sklearn.model_selection.cross_validate``.
     cv
         Cross-validation on ``train`` before the fit: a number of folds, or a splitter. Its results
         are ``metrics["cv"]``: ``test_score`` of each fold, ``test_score_mean``, ``test_score_std``.
     return_train_score_cv
-        Whether they have the scores on what folds were trained on, too.
+        Whether to add scores on the training rows of each fold.
     parallelize_cv
-        Whether folds are spread over the ranks. None is yes, unless workers have GPUs.
+        Whether the folds run on all ranks. None is yes, unless workers have GPUs.
     set_estimator_cpus
-        Whether ``n_jobs`` and ``thread_count``, where the estimator leaves them open, are the CPUs
-        of a worker that has more than one.
+        Whether to set ``n_jobs`` and ``thread_count``, if the estimator does not, to the CPUs of a
+        worker that has more than one.
     fit_params
         Further arguments of the estimator's ``fit()``.
     scaling_config, run_config, metadata, resume_from_checkpoint, preprocessor
@@ -53,8 +54,8 @@ class SklearnTrainer(DataParallelTrainer):
     Raises
     ------
     ConfigError
-        If there is no ``train`` dataset, one is called ``cv``, a column is missing, or folds were
-        to share GPUs.
+        If there is no ``train`` dataset, one is called ``cv``, a column is missing, or folds would
+        share GPUs.
 
     Examples
     --------
@@ -91,26 +92,26 @@ class SklearnTrainer(DataParallelTrainer):
         scaling = given_or_default("scaling_config", scaling_config, ScalingConfig)
         if not (hasattr(estimator, "fit") and hasattr(estimator, "get_params")):
             raise ConfigError(
-                f"estimator={estimator!r} is no estimator of scikit-learn: it needs fit() and "
-                f"get_params()."
+                f"estimator={estimator!r} is not an estimator of scikit-learn: it needs fit() and "
+                f"get_params(). Give one, such as RandomForestClassifier()."
             )
         if TRAIN not in datasets:
             raise MissingDatasetError(
-                f"datasets has {sorted(datasets) or 'nothing'}, and no {TRAIN!r}: that is what the "
+                f"datasets has {sorted(datasets) or 'nothing'}, but no {TRAIN!r}, which the "
                 f"estimator is fitted on. Give datasets={{'train': ...}}."
             )
         if CV in datasets:
             raise ReservedNameError(
-                f"a dataset is called {CV!r}, as the metrics of cross-validation are. Choose "
+                f"a dataset is called {CV!r}, the name of the metrics of cross-validation. Choose "
                 f"another name."
             )
         if parallelize_cv and scaling.use_gpu:
             raise ConfigError(
-                "parallelize_cv=True with use_gpu=True: folds do not choose between GPUs. Set "
+                "parallelize_cv=True with use_gpu=True: parallel folds would share GPUs. Set "
                 "parallelize_cv=False."
             )
         if preprocessor is None:
-            # One may make columns: then the ranks look.
+            # A preprocessor may add columns: then the ranks check them.
             _check_columns(datasets, label_column)
         cpus = scaling.num_cpus_per_worker
         super().__init__(
@@ -143,7 +144,7 @@ class SklearnTrainer(DataParallelTrainer):
         ------
         CheckpointError
             If it has none, is of another framework, or has objects of types that skops does not
-            know to be harmless.
+            trust.
         """
         from hpctrain.sklearn.checkpoint import SklearnCheckpoint
 

@@ -1,4 +1,4 @@
-"""XGBoost: its trainer, predictor and checkpoints, and what training functions call.
+"""XGBoost: trainer, predictor and checkpoints, and a callback for training functions.
 
 Importing this does not import xgboost; using it in a worker does.
 """

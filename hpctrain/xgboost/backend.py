@@ -1,4 +1,4 @@
-"""The backend: XGBoost's own collective over the ranks that MPI brought together."""
+"""The backend: XGBoost's own communicator over the MPI ranks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class XGBoostBackend(Backend):
             from xgboost.tracker import RabitTracker
         except ImportError as error:
             raise ConfigError(
-                f"the workers have no xgboost: {error}. pip install 'hpctrain[xgboost]'; on "
-                f"machines without a GPU the package xgboost-cpu is the same, and smaller."
+                f"the workers cannot import xgboost: {error}. Run: pip install "
+                f"'hpctrain[xgboost]'. For machines without a GPU, the package xgboost-cpu is "
+                f"smaller."
             ) from error
         world = context.world
         if world.world_size == 1:
@@ -54,22 +55,22 @@ class XGBoostBackend(Backend):
         try:
             collective.init(
                 **arguments,
-                # Ranks are sorted by this text.
+                # XGBoost sorts its ranks by this text.
                 dmlc_task_id=f"{world.world_rank:06d}",
                 dmlc_timeout=math.ceil(config.timeout_s),
             )
         except XGBoostError as error:
             raise LaunchError(
-                f"rank {world.world_rank} on {world.hostname} cannot join XGBoost's collective at "
+                f"rank {world.world_rank} on {world.hostname} cannot join XGBoost's tracker at "
                 f"{arguments.get('dmlc_tracker_uri')}:{arguments.get('dmlc_tracker_port')}: "
                 f"{_reason(error)}. Compute nodes must reach each other over TCP, on "
                 f"any port; ask the site whether a firewall is between them."
             ) from error
         if (rank := collective.get_rank()) != world.world_rank:
             raise LaunchError(
-                f"XGBoost made rank {rank} of MPI's rank {world.world_rank} of {world.world_size}; "
-                f"they must be equal. This xgboost sorts its ranks in an unknown way: try the one "
-                f"that hpctrain was tested with."
+                f"MPI rank {world.world_rank} of {world.world_size} has XGBoost's rank {rank}, but "
+                f"both must be equal. This version of xgboost sorts its ranks differently: use the "
+                f"version that hpctrain is tested with."
             )
 
     def on_shutdown(self, context: BackendContext, config: XGBoostConfig) -> None:
@@ -85,7 +86,7 @@ class XGBoostBackend(Backend):
 
 
 def _reason(error: Exception) -> str:
-    """Return what XGBoost says, without its places in C++: ``- [socket.cc:189|20:07:45]: WHAT``."""
+    """Return XGBoost's messages without their places in C++, ``- [socket.cc:189|20:07:45]: ``."""
     lines = str(error).splitlines()
     said = [line.partition("]: ")[2] for line in lines if line.startswith("- [")]
     return "; ".join(text.rstrip(".") for text in said) or lines[0]

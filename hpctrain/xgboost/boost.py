@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 _ON_VALUES = ("approx", "exact")
-"""Tree methods that need the values of features, and not just the bins."""
+"""Tree methods that need the values of features, not only the bins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class XGBoostBoosting(Boosting):
-    """Boosts with XGBoost, one process a rank, over its collective."""
+    """Boosts with XGBoost, one process per rank, over its communicator."""
 
     _TRAIN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "params": "params",
@@ -54,7 +54,7 @@ class XGBoostBoosting(Boosting):
     )
     _DATASET_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         **COMMON_DATASET_ARGUMENTS,
-        "ref": "all datasets have the bins of 'train'",
+        "ref": "all datasets use the bins of 'train'",
         "qid": "use group_column",
         "base_margin": EACH_ROW,
         "label_lower_bound": EACH_ROW,
@@ -75,18 +75,18 @@ class XGBoostBoosting(Boosting):
     )
 
     def __post_init__(self) -> None:
-        """Check what a user gave."""
+        """Check the user's settings."""
         super().__post_init__()
         if unknown := sorted(self.dataset_params.keys() - {*self._MATRIX_ARGUMENTS}):
             raise ConfigError(
-                f"dataset_params has {unknown}, and xgboost.QuantileDMatrix has no such arguments. "
+                f"dataset_params has {unknown}, but xgboost.QuantileDMatrix has no such arguments. "
                 f"Use some of {list(self._MATRIX_ARGUMENTS)}."
             )
         for name, known in self._ON_QUANTILES.items():
             if self.params.get(name, known[0]) not in known:
                 raise ConfigError(
-                    f"params={{{name!r}: {self.params[name]!r}}}: the trainer has an "
-                    f"xgboost.QuantileDMatrix of each dataset, and XGBoost takes {name} of "
+                    f"params={{{name!r}: {self.params[name]!r}}}: the trainer makes an "
+                    f"xgboost.QuantileDMatrix of each dataset, and XGBoost supports only {name} of "
                     f"{list(known)} with it. Use one of these, or a train_loop_per_worker with an "
                     f"xgboost.DMatrix."
                 )
@@ -94,21 +94,21 @@ class XGBoostBoosting(Boosting):
             raise ConfigError(
                 f"ingest={self.ingest!r} with params={{'tree_method': "
                 f"{self.params['tree_method']!r}}}: this method needs the values of all features, "
-                f"and batches are kept as bins. Use tree_method='hist', or ingest='memory'."
+                f"but only their bins are kept. Use tree_method='hist', or ingest='memory'."
             )
         updaters = [name.strip() for name in str(self.params.get("updater", "")).split(",") if name]
         if others := [name for name in updaters if name not in self._UPDATERS]:
             raise ConfigError(
-                f"params={{'updater': {self.params['updater']!r}}}: the trainer has an "
-                f"xgboost.QuantileDMatrix of each dataset, and XGBoost has no {others} for it. Use "
-                f"some of {list(self._UPDATERS)}, or a train_loop_per_worker with an "
+                f"params={{'updater': {self.params['updater']!r}}}: the trainer makes an "
+                f"xgboost.QuantileDMatrix of each dataset, and XGBoost does not support {others} "
+                f"with it. Use some of {list(self._UPDATERS)}, or a train_loop_per_worker with an "
                 f"xgboost.DMatrix."
             )
         for name in self.datasets:
             if "-" in name:
                 raise ConfigError(
-                    f"datasets has {name!r}: XGBoost puts a '-' between the name of a dataset and "
-                    f"that of a metric. Call it {name.replace('-', '_')!r}."
+                    f"datasets has {name!r}, but XGBoost separates the names of dataset and metric "
+                    f"by '-'. Call it {name.replace('-', '_')!r}."
                 )
 
     @property
@@ -116,17 +116,17 @@ class XGBoostBoosting(Boosting):
         return self.params.get("tree_method") in _ON_VALUES
 
     def check_ranks(self, num_ranks: int) -> None:
-        """Refuse what XGBoost does on one rank only. Not collective.
+        """Check that XGBoost supports the settings on this number of ranks. Not collective.
 
         Raises
         ------
         ConfigError
-            The message names the setting.
+            If it does not; the message names the setting.
         """
         if num_ranks > 1 and self.params.get("tree_method") == "exact":
             raise ConfigError(
-                f"params={{'tree_method': 'exact'}} on {num_ranks} workers: XGBoost grows such "
-                f"trees in one process only. Use 'hist' or 'approx', or num_workers=1."
+                f"params={{'tree_method': 'exact'}} on {num_ranks} workers: XGBoost supports this "
+                f"method in one process only. Use 'hist' or 'approx', or num_workers=1."
             )
 
     def boost(self) -> None:
@@ -174,7 +174,7 @@ class XGBoostBoosting(Boosting):
     def _matrices(
         self, features: Features, readers: Mapping[str, ShardReader]
     ) -> Iterator[dict[str, xgboost.DMatrix]]:
-        """Give a matrix for each dataset, ``train`` first. Collective."""
+        """Yield a matrix for each dataset, ``train`` first. Collective."""
         import numpy as np
 
         from hpctrain.gbdt.table import check_rows, find_bad_rows
@@ -189,7 +189,7 @@ class XGBoostBoosting(Boosting):
             bins = None if self._needs_values else self._bins(tables[TRAIN], options)
             made: dict[str, xgboost.DMatrix] = {}
             for name in readers:
-                # The floats of a dataset are freed before those of the next are compressed.
+                # Free the floats of a dataset before compressing the next one.
                 made[name] = self._in_memory(
                     tables.pop(name), features, {**options, "ref": made.get(TRAIN, bins)}
                 )
@@ -211,7 +211,7 @@ class XGBoostBoosting(Boosting):
         from hpctrain.xgboost.cuts import cut_by_quantiles
 
         comm = active_worker("XGBoostTrainer").comm
-        # XGBoost's sketch knows of weights and categories, and on a GPU it is quick.
+        # Only XGBoost's sketch supports weights and categories; on a GPU it is fast.
         by_xgboost = train.weight is not None or options["enable_categorical"] or self.use_gpu
         if comm.size == 1 or by_xgboost:
             return None
@@ -228,7 +228,7 @@ class XGBoostBoosting(Boosting):
             options = {n: v for n, v in options.items() if n not in self._OF_BINS}
         weight, groups = table.weight, table.groups
         if groups is not None and weight is not None:
-            # XGBoost weighs whole groups.
+            # XGBoost takes a weight per group, not per row.
             weight = weight[groups.cumsum() - groups]
         return make(
             table.matrix,
@@ -253,7 +253,7 @@ class XGBoostBoosting(Boosting):
 
 
 def feature_types(features: Features) -> list[str] | None:
-    """Return which features are categories, for XGBoost. Not collective."""
+    """Return the types of features for XGBoost, None if all are numbers. Not collective."""
     if not features.categories:
         return None
     return ["c" if name in features.categories else "q" for name in features.names]

@@ -26,23 +26,23 @@ EvalsLog = Mapping[str, Mapping[str, Sequence[Any]]]
 class TrainReportCallback(TrainingCallback):
     """Reports each round of ``xgboost.train(callbacks=[...])`` in a training function.
 
-    Every rank gives one to its ``xgboost.train()``. Rank 0 saves.
+    Every rank passes one to its ``xgboost.train()``. Rank 0 saves.
 
     Parameters
     ----------
     metrics
-        What is reported: None is all, ``{dataset}-{metric}``; a list of such names, or a mapping of
-        new names to them.
+        Metrics to report: a list of names, ``{dataset}-{metric}``, or a mapping of new names to
+        these. None is all.
     filename
         Name of the model's file in a checkpoint.
     frequency
-        Rounds between two checkpoints; 0 saves none in between.
+        Rounds between two checkpoints; 0 saves no checkpoint before the end.
     checkpoint_at_end
-        Whether the model is saved after the last round.
+        Whether to save the model after the last round.
     results_postprocessing_fn
-        Is given all metrics, and returns what is reported; `metrics` is not used then.
+        Takes all metrics, and returns those to report, in place of `metrics`.
     validation
-        Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
+        Whether, and how, to validate checkpoints during the training, as in `hpctrain.report`.
     """
 
     CHECKPOINT_NAME = XGBoostCheckpoint.model_file
@@ -69,7 +69,7 @@ class TrainReportCallback(TrainingCallback):
         self._larger: dict[str, bool] = {}
 
     def after_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
-        """Report the round; return whether boosting is to stop. Collective."""
+        """Report the round; return whether boosting must stop. Collective."""
         metrics = _newest(evals_log)
         self._larger = {
             f"{dataset}-{metric}": is_maximized(metric)
@@ -105,9 +105,9 @@ class LoopCallback(TrainReportCallback):
     Parameters
     ----------
     rounds
-        What happens after a round.
+        Reports and saves each round.
     total
-        Rounds in all.
+        Total number of rounds.
     """
 
     def __init__(self, rounds: Rounds, *, total: int) -> None:
@@ -119,31 +119,31 @@ class LoopCallback(TrainReportCallback):
         """The round that has begun, until it is reported."""
 
     def before_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
-        """Take note of the round. Not collective."""
+        """Record the round. Not collective."""
         self._open = (model.num_boosted_rounds() + 1, evals_log)
         return False
 
     def after_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
-        """Report the round; return whether boosting is to stop. Collective."""
+        """Report the round; return whether boosting must stop. Collective."""
         self._open = None
         return super().after_iteration(model, epoch, evals_log)
 
     def after_training(self, model: Booster) -> Booster:
         """Save the model unless the last round did. Collective."""
         if self._open is not None:
-            # XGBoost calls no further callback once one of the user's stops boosting.
+            # XGBoost calls no further callback after a user's callback stops boosting.
             num_rounds, evals_log = self._open
             self._rounds.after_stop(num_rounds, self._select(_newest(evals_log)))
         return super().after_training(model)
 
 
 class SeededRounds(TrainingCallback):
-    """Seeds each round by its number, so that a run that resumes draws what it would have drawn.
+    """Seeds each round by its number, so that a resumed run draws the same samples.
 
     Parameters
     ----------
     params
-        Of XGBoost.
+        Parameters of XGBoost.
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
@@ -162,8 +162,8 @@ class SeededRounds(TrainingCallback):
         """Seed the round. Not collective."""
         words = f"{self._seed}/{model.num_boosted_rounds()}".encode()
         seed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
-        # What grows trees keeps a generator of its own, which is made anew only with another
-        # method. Writing the configuration lets XGBoost take that over.
+        # XGBoost's updater has a random generator of its own, and seeds it only when tree_method
+        # changes. save_config() makes XGBoost apply the change.
         other = "hist" if self._method == "approx" else "approx"
         model.set_param({"tree_method": other, "seed": seed})
         model.save_config()
@@ -180,7 +180,7 @@ def _newest(evals_log: EvalsLog) -> dict[str, float]:
 
 
 def saves(features: Features) -> Callable[..., None]:
-    """Return what writes a booster with these features, cut to its best rounds or whole."""
+    """Return a function that writes a booster with these features, all or its best rounds."""
 
     def save(model: Booster, directory: str, *, num_rounds: int | None) -> None:
         booster = model if num_rounds is None else model[:num_rounds]
@@ -190,5 +190,5 @@ def saves(features: Features) -> Callable[..., None]:
 
 
 def is_maximized(metric: str) -> bool:
-    """Return whether large values of a metric of XGBoost's are good. Not collective."""
+    """Return whether large values of XGBoost's metric are better. Not collective."""
     return metric != "mape" and metric.startswith(_MAXIMIZED)

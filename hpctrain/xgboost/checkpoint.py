@@ -19,6 +19,6 @@ class XGBoostCheckpoint(BoosterCheckpoint["Booster"]):
 
     @classmethod
     def features_of(cls, model: Booster) -> Features:
-        """Return what a booster knows of its features. Not collective."""
+        """Return the features that a booster stores. Not collective."""
         names = model.feature_names or [f"f{index}" for index in range(model.num_features())]
         return Features(names=tuple(names))

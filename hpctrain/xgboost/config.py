@@ -1,4 +1,4 @@
-"""`XGBoostConfig`: how XGBoost's ranks find each other."""
+"""`XGBoostConfig`: how XGBoost's ranks connect."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hpctrain.rules import checked, seconds
 )
 @dataclass(frozen=True, kw_only=True)
 class XGBoostConfig(BackendConfig):
-    """How XGBoost's ranks find each other, and how long they wait for each other."""
+    """How XGBoost's ranks connect, and how long they wait for each other."""
 
     timeout_s: float = 1800.0
-    """Seconds after which a collective of XGBoost gives up on a rank that is silent. One that has
-    died is noticed at once."""
+    """Seconds after which a collective of XGBoost fails if a rank does not respond. The death of a
+    rank is detected at once."""
     connect_timeout_s: float = 120.0
-    """Seconds for all ranks to connect to rank 0, whose tracker listens at the one address that
-    they use, on a port that the kernel chooses. It is not authenticated: whoever reaches it can
-    speak to it."""
+    """Seconds for all ranks to connect to rank 0, whose tracker listens on one address, at a port
+    that the kernel chooses. The tracker has no authentication: any process that reaches it can
+    connect."""
 
     @property
     def backend_cls(self) -> type[Backend]:

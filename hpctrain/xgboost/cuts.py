@@ -1,10 +1,9 @@
-"""Where features are cut into bins: at quantiles over the rows of all ranks.
+"""Cuts of features into bins, at quantiles over the rows of all ranks.
 
-XGBoost by itself sketches one value after the other, which takes longer than all else before the
-first round. Sorting a column with NumPy, which has vector instructions for it, takes a tenth of
-that. Each rank gives `_PRECISION` points a bin, as XGBoost's ranks give each other, so a quantile
-is off by an eighth of a bin at most. A feature with no more values than that is cut as it would be
-in one process.
+XGBoost's own sketch takes one value at a time, longer than everything else before the first round.
+Sorting a column with NumPy's vector instructions takes a tenth of that. Each rank contributes
+`_PRECISION` points per bin, as in XGBoost, so a quantile is off by at most an eighth of a bin. A
+feature with at most that many values is cut as in one process.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Summary = tuple[Array, Array]
-"""Values in order, and how many rows each stands for."""
+"""Values in order, and the number of rows that each represents."""
 
 # Both as in XGBoost: max_bin, and WQSketch::kFactor.
 _MAX_BIN = 256
@@ -38,11 +37,11 @@ def cut_by_quantiles(
     matrix
         This rank's rows, shape ``(rows, features)``; NaN is missing.
     comm
-        Over all ranks.
+        Communicator of all ranks.
     max_bin
-        Bins a feature at most. None: XGBoost's own default.
+        Most bins of a feature. None is XGBoost's default.
     **options
-        Of the ``xgboost.QuantileDMatrix``.
+        Arguments of ``xgboost.QuantileDMatrix``.
     """
     max_bin = max_bin or _MAX_BIN
     summaries = [_summarize(column, max_bin=max_bin) for column in matrix.T]
@@ -63,14 +62,14 @@ def _summarize(column: Array, *, max_bin: int) -> Summary:
 
 
 def _merge(summaries: Sequence[Summary], *, max_bin: int) -> Array:
-    """Return the values to cut a feature at: those that XGBoost takes out of such summaries."""
+    """Return the values at which to cut a feature, as XGBoost chooses them from summaries."""
     values, places = np.unique(
         np.concatenate([values for values, _ in summaries]), return_inverse=True
     )
     if len(values) <= max_bin + 1:
         return values
     rows = np.bincount(places, weights=np.concatenate([rows for _, rows in summaries]))
-    # WQSummary::SetPrune, in its type: the value whose rows are next to each wanted place.
+    # WQSummary::SetPrune, in its float type: the value whose rows are nearest to each wanted place.
     above = np.cumsum(rows).astype(np.float32)
     below = above - rows.astype(np.float32)
     wanted = np.arange(1, max_bin, dtype=np.float32) * (below[-1] - above[0])
@@ -83,7 +82,7 @@ def _merge(summaries: Sequence[Summary], *, max_bin: int) -> Array:
 
 
 def _with_bins(cuts: Sequence[Array], *, max_bin: int, **options: Any) -> xgboost.QuantileDMatrix:
-    # A matrix of few rows is cut at each of its values.
+    # XGBoost cuts a matrix of few rows at each of its values.
     from xgboost import QuantileDMatrix
 
     rows = np.full((max(1, *map(len, cuts)), len(cuts)), np.nan, dtype=np.float32)

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 class XGBoostPredictor(BoosterPredictor):
     """Scores batches with an XGBoost model.
 
-    Where the model was stopped early, the rounds up to the best one predict, unless
-    ``iteration_range=`` says otherwise.
+    If early stopping ended the model, it predicts with the rounds up to the best one, unless
+    ``iteration_range=`` is given.
 
     Parameters
     ----------
     model
         The booster.
     preprocessor
-        What batches go through before the model.
+        Preprocessor of batches.
     """
 
     framework = "xgboost"
@@ -53,7 +53,7 @@ class XGBoostPredictor(BoosterPredictor):
         kwargs.setdefault("iteration_range", self._rounds)
         if dmatrix_kwargs or not set(kwargs) <= {"iteration_range", "predict_type", "base_margin"}:
             return self._predict_dmatrix(matrix, dmatrix_kwargs, kwargs)
-        # Without a DMatrix, which would be a copy. The features have been compared already.
+        # A DMatrix would copy the rows. The features are checked already.
         return self.model.inplace_predict(matrix, validate_features=False, **kwargs)
 
     def _predict_pandas(

@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 class XGBoostTrainer(GBDTTrainer):
-    """Boosts trees with XGBoost, each rank on its part of the data.
+    """Trains boosted trees with XGBoost, each rank on its part of the data.
 
     Parameters
     ----------
     train_loop_per_worker
-        A training function that calls ``xgboost.train()`` by itself, inside XGBoost's collective.
-        None: the loop is hpctrain's, with the arguments below.
+        A training function that calls ``xgboost.train()`` itself, with XGBoost's ranks connected.
+        With None hpctrain runs the loop, with the arguments below.
     train_loop_config
         As in `hpctrain.DataParallelTrainer`.
     xgboost_config
-        How ranks find each other.
+        How XGBoost's ranks connect.
     datasets, label_column
         As in `hpctrain.gbdt.GBDTTrainer`.
     params
-        Parameters of ``xgboost.train()``. ``nthread`` is the CPUs of a worker that there are,
-        ``device`` its GPU if it has one.
+        Parameters of ``xgboost.train()``. The default of ``nthread`` is the CPUs of a worker, that
+        of ``device`` its GPU if it has one.
     num_boost_round, weight_column, group_column, categorical_columns, early_stopping, ingest
         As in `hpctrain.gbdt.GBDTTrainer`.
     dataset_params
-        Further arguments of ``xgboost.QuantileDMatrix``, such as ``max_bin``, but none that have a
+        Further arguments of ``xgboost.QuantileDMatrix``, such as ``max_bin``, except those with a
         value for each row.
     dmatrix_params
         As in `hpctrain.gbdt.GBDTTrainer`.

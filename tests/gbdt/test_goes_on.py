@@ -305,7 +305,7 @@ def test_a_random_forest_is_grown_again_by_a_restart_and_not_resumed(tmp_path: P
     assert again.metrics == expected.metrics
     valid = noise()["valid"].drop(columns="y")
     assert np.array_equal(scores("lightgbm", again, valid), scores("lightgbm", expected, valid))
-    with pytest.raises(ConfigError, match=r"cannot go on with a random forest. Grow all"):
+    with pytest.raises(ConfigError, match=r"cannot add trees to a random forest. Train all"):
         forest("third", resume_from_checkpoint=expected.checkpoint)
 
 
@@ -314,15 +314,15 @@ def test_a_random_forest_is_grown_again_by_a_restart_and_not_resumed(tmp_path: P
     [
         ("max_bins_", "Did you mean 'max_bin'?"),
         ("min_data_in_bins", "Did you mean 'min_data_in_bin'?"),
-        ("no_such", r"There are \['bin_construct_sample_cnt', .* Those of training go into params"),
-        ("num_leaves", r"Those of training go into params"),
+        ("no_such", r"Use \['bin_construct_sample_cnt', .* Give those of training in params"),
+        ("num_leaves", r"Give those of training in params"),
     ],
 )
 def test_a_parameter_that_no_dataset_of_lightgbm_has_is_refused(name: str, advice: str) -> None:
     from hpctrain.lightgbm import LightGBMTrainer
 
     arguments: Any = {"datasets": noise(), "label_column": "y", "params": {}}
-    with pytest.raises(ConfigError, match=rf"'{name}': ...}} is no parameter .*{advice}"):
+    with pytest.raises(ConfigError, match=rf"'{name}': ...}} is not a parameter .*{advice}"):
         LightGBMTrainer(dataset_params={name: 5}, **arguments)
     for known in ("max_bin", "max_bins", "subsample_for_bin", "verbose"):
         LightGBMTrainer(dataset_params={known: 5}, **arguments)

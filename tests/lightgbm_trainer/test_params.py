@@ -52,9 +52,9 @@ def test_what_lightgbm_does_not_know_is_named_once(
 @pytest.mark.parametrize(
     ("params", "complaint"),
     [
-        ({"linear_tree": True}, "each rank would train on its own rows. Use one worker"),
-        ({"linear_trees": "true"}, "LightGBM grows linear trees in one process only"),
-        ({"tree_learner": "feature"}, "LightGBM needs all rows on every rank"),
+        ({"linear_tree": True}, "so each rank would train on its own rows. Use one worker"),
+        ({"linear_trees": "true"}, "LightGBM trains linear trees in one process only"),
+        ({"tree_learner": "feature"}, "needs all rows on every rank"),
         ({"tree_type": "feature"}, "Use 'data' or 'voting'"),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_ranks_cannot_grow_together_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=complaint):
         fit(params=params)
     # Some of them are no parameters of a Dataset at all.
-    with pytest.raises(ConfigError, match=f"{complaint}|Those of training go into params"):
+    with pytest.raises(ConfigError, match=f"{complaint}|Give those of training in params"):
         fit(dataset_params=params)
 
 
@@ -117,5 +117,5 @@ def test_a_training_function_whose_ranks_grow_unlike_models_fails_in_the_first_r
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=tmp_path, name="own", verbose=0, launcher="local"),
     )
-    with pytest.raises(WorkerError, match="2 ranks have grown 2 different models"):
+    with pytest.raises(WorkerError, match="2 ranks have trained 2 different models"):
         trainer.fit()

@@ -257,10 +257,10 @@ def test_a_label_that_is_nan_fails_before_training(fit: Any, frames: Any) -> Non
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"params": {**PARAMS, "n_estimators": 9}}, "use num_boost_round of the trainer"),
-        ({"params": {**PARAMS, "early_stopping_round": 9}}, "use early_stopping=EarlyStopping"),
-        ({"train_kwargs": {"valid_sets": []}}, "the trainer sets it. Use datasets"),
-        ({"ingest": "external"}, "'stream' keeps nothing else"),
+        ({"params": {**PARAMS, "n_estimators": 9}}, "Use num_boost_round of the trainer"),
+        ({"params": {**PARAMS, "early_stopping_round": 9}}, "Use early_stopping=EarlyStopping"),
+        ({"train_kwargs": {"valid_sets": []}}, "the trainer sets valid_sets. Use datasets"),
+        ({"ingest": "external"}, "'stream', which keeps nothing else"),
         ({"lightgbm_config": 1}, "; type LightGBMConfig is needed"),
     ],
 )

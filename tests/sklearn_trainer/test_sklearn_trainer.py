@@ -153,7 +153,7 @@ def test_an_estimator_that_runs_code_of_others_is_only_opened_if_it_is_trusted(
     checkpoint = SklearnCheckpoint.from_estimator(FunctionTransformer(np.linalg.norm))
     assert checkpoint.get_estimator().func is np.linalg.norm
     Path(checkpoint.path).chmod(0o777)
-    with pytest.raises(CheckpointError, match="making them would run their code") as raised:
+    with pytest.raises(CheckpointError, match="creating them would run their code") as raised:
         checkpoint.get_estimator()
     assert "trusted=['numpy.linalg.norm']" in str(raised.value)
     assert checkpoint.get_estimator(["numpy.linalg.norm"]).func is np.linalg.norm
@@ -175,11 +175,11 @@ def test_labels_may_be_text_and_columns_wide(tmp_path: Path) -> None:
     ("changes", "complaint"),
     [
         ({"label_column": "colour"}, "dataset 'train' has no column 'colour'"),
-        ({"datasets": {}}, "datasets has nothing, and no 'train'"),
-        ({"estimator": 1}, "is no estimator of scikit-learn"),
+        ({"datasets": {}}, "datasets has nothing, but no 'train'"),
+        ({"estimator": 1}, "is not an estimator of scikit-learn"),
         (
             {"parallelize_cv": True, "scaling_config": ScalingConfig(use_gpu=True)},
-            "folds do not choose between GPUs",
+            "parallel folds would share GPUs",
         ),
         ({"scaling_config": {}}, "of type dict; type ScalingConfig is needed"),
     ],

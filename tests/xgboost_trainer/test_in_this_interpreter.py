@@ -145,28 +145,37 @@ def test_arrays_and_wide_columns_are_features_with_numbers(fit: Any) -> None:
         ),
         ({"label_column": None}, "needs label_column and params"),
         ({"weight_column": "w"}, "no column 'w'"),
-        ({"categorical_columns": "target"}, "a list of column names"),
-        ({"categorical_columns": ["target"]}, "which is no feature"),
+        ({"categorical_columns": "target"}, "is a text, not a list of column names"),
+        ({"categorical_columns": ["target"]}, "which is not a feature"),
         ({"num_boost_round": 0}, r"num_boost_round is 0\. It must be 1 or more"),
-        ({"datasets": {}}, "datasets has nothing, and no 'train'"),
-        ({"params": {"tree_method": "Hist"}}, "takes tree_method of .'hist', 'auto'"),
+        ({"datasets": {}}, "datasets has nothing, but no 'train'"),
+        ({"params": {"tree_method": "Hist"}}, "supports only tree_method of .'hist', 'auto'"),
         (
             {"params": {"tree_method": "exact"}, "scaling_config": ScalingConfig(num_workers=2)},
-            "on 2 workers: XGBoost grows such trees in one process only",
+            "on 2 workers: XGBoost supports this method in one process only",
         ),
         (
             {"params": {"tree_method": "approx"}, "ingest": "stream"},
-            "needs the values of all features, and batches are kept as bins",
+            "needs the values of all features, but only their bins are kept",
         ),
-        ({"params": {"updater": "grow_colmaker"}}, r"has no \['grow_colmaker'\] for it. Use some"),
-        ({"params": {"updater": "grow_quantile_histmaker, refresh"}}, r"has no \['refresh'\]"),
-        ({"params": {"booster": "gblinear"}}, "takes booster of .'gbtree', 'dart'"),
+        (
+            {"params": {"updater": "grow_colmaker"}},
+            r"does not support \['grow_colmaker'\] with it. Use some",
+        ),
+        (
+            {"params": {"updater": "grow_quantile_histmaker, refresh"}},
+            r"does not support \['refresh'\]",
+        ),
+        ({"params": {"booster": "gblinear"}}, "supports only booster of .'gbtree', 'dart'"),
         ({"datasets": {"train": [], "held-out": []}}, "Call it 'held_out'"),
-        ({"train_loop_per_worker": print}, r"with \['label_column', 'num_boost_round', 'params'\]"),
-        ({"train_loop_config": {}}, "train_loop_config is for a train_loop_per_worker"),
-        ({"train_kwargs": {"evals": []}}, "the trainer sets it. Use datasets"),
-        ({"ingest": "stream", "group_column": "target"}, "groups are put together in memory"),
-        ({"dataset_config": DataConfig(datasets_to_split=[])}, "leaves 'train' whole"),
+        (
+            {"train_loop_per_worker": print},
+            r"does not take \['label_column', 'num_boost_round', 'params'\]",
+        ),
+        ({"train_loop_config": {}}, "train_loop_config is given without a train_loop_per_worker"),
+        ({"train_kwargs": {"evals": []}}, "the trainer sets evals. Use datasets"),
+        ({"ingest": "stream", "group_column": "target"}, "groups are assembled in memory"),
+        ({"dataset_config": DataConfig(datasets_to_split=[])}, "does not split 'train'"),
         ({"scaling_config": ScalingConfig(num_workers=600)}, "has 455 rows for 600 workers"),
         ({"xgboost_config": 1}, "; type XGBoostConfig is needed"),
         ({"run_config": {}}, "of type dict; type RunConfig is needed"),
@@ -190,7 +199,7 @@ def test_text_is_no_feature_unless_it_is_said_to_be_categories(fit: Any, frames:
 
 @pytest.mark.parametrize("name", ["init_score", "no_such"])
 def test_arguments_that_a_matrix_does_not_have_are_refused(fit: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"\['{name}'\], and xgboost.QuantileDMatrix has no"):
+    with pytest.raises(ConfigError, match=rf"\['{name}'\], but xgboost.QuantileDMatrix has no"):
         fit(dataset_params={name: 1, "max_bin": 16})
 
 
