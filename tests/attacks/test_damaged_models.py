@@ -149,9 +149,7 @@ def test_a_damaged_model_with_a_digest_is_refused_before_its_library_sees_it(
     for damaged in mutations(sound, seed=1):
         model.write_bytes(damaged)
         for read in library.ways_to_read(checkpoint):
-            with pytest.raises(
-                CheckpointError, match=r"damaged: .* have the digest .*Take another"
-            ):
+            with pytest.raises(CheckpointError, match=r"damaged: .* have the digest .*Use another"):
                 read()
 
 
@@ -231,5 +229,5 @@ def test_a_damaged_model_without_a_digest_does_not_end_the_process(
             assert predictor.predict(X).shape == expected.shape
             continue
         how = "cannot read it: " if verdict == 1 else "ended with SIG"
-        with pytest.raises(CheckpointError, match=rf"damaged: {library.name} {how}.*Take another"):
+        with pytest.raises(CheckpointError, match=rf"damaged: {library.name} {how}.*Use another"):
             library.predictor_cls.from_checkpoint(checkpoint)

@@ -351,7 +351,7 @@ def test_boosted_trees(directory: Path, marker: Path, hostile: bytes, framework:
     predictor: Any = XGBoostPredictor if framework == "xgboost" else LightGBMPredictor
     checkpoint = describe(directory, framework)
     (directory / predictor.model_files[0]).write_bytes(hostile)
-    refused(lambda: predictor.from_checkpoint(checkpoint), marker, r"is damaged.*Take another")
+    refused(lambda: predictor.from_checkpoint(checkpoint), marker, r"is damaged.*Use another")
 
 
 def test_hdf5_holds_no_code_and_reads_other_files_that_it_names(

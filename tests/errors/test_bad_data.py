@@ -191,7 +191,7 @@ def test_what_a_preprocessor_was_fitted_on_is_missed_before_ranks_start(tmp_path
     assert result.checkpoint is not None
     predictor = BatchPredictor.from_checkpoint(result.checkpoint, LightGBMPredictor)
     with pytest.raises(
-        ConfigError, match=r"through StandardScaler before .* column 'b' is missing"
+        ConfigError, match=r"preprocessor StandardScaler does not accept .* column 'b' is missing"
     ):
         predict(predictor, from_pandas(TABLE.drop(columns="b")), tmp_path / "scores.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -307,7 +307,9 @@ def test_datasets_with_unlike_columns_are_refused(trainer: type, tmp_path: Path)
 def test_a_file_that_is_cut_off_is_no_dataset(tmp_path: Path) -> None:
     path = write_h5(tmp_path / "rows.h5")
     cut(path)
-    with pytest.raises(ConfigError, match=r"rows\.h5 \(\d+ bytes\) .*cut off, .* write it again"):
+    with pytest.raises(
+        ConfigError, match=r"rows\.h5 \(\d+ bytes\) .*It is truncated, .* write it again"
+    ):
         read_hdf5(path)
 
 
@@ -318,7 +320,7 @@ def test_a_file_that_is_cut_off_later_is_found_by_the_ranks(tmp_path: Path) -> N
     cut(path)
     found_by_ranks(
         tmp_path,
-        r"rows\.h5 \(\d+ bytes\) .*cut off, .* write it again",
+        r"rows\.h5 \(\d+ bytes\) .*It is truncated, .* write it again",
         trainer=LightGBMTrainer,
         datasets={"train": dataset},
     )
@@ -338,7 +340,9 @@ def test_a_prediction_is_not_mixed_with_that_of_a_file_that_was_cut_off(
     predictor = BatchPredictor.from_checkpoint(checkpoint, XGBoostPredictor)
     output = tmp_path / "scores.h5"
 
-    with pytest.raises(HpctrainError, match=r"1\.h5 \(\d+ bytes\) .*cut off, .* write it again"):
+    with pytest.raises(
+        HpctrainError, match=r"1\.h5 \(\d+ bytes\) .*It is truncated, .* write it again"
+    ):
         predict(predictor, dataset, output)
     assert not output.exists()
     parts = tmp_path / "scores.h5.parts"
@@ -360,7 +364,7 @@ def test_a_prediction_is_not_mixed_with_that_of_a_file_that_was_cut_off(
     [
         ("scores.xlsx", r"with one of \.h5, \.hdf5, \.parquet, \.csv"),
         ("s3://bucket/scores.h5", "is a URL.*filesystem that all nodes share. Give a path there"),
-        ("/proc/scores.h5", "nothing can be written into /proc .* Choose another path"),
+        ("/proc/scores.h5", "/proc is not writable .* Choose another path"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused(
@@ -395,7 +399,7 @@ def test_a_run_is_not_written_to_a_url() -> None:
 def test_a_checkpoint_of_another_framework_is_not_predicted_with(
     checkpoint: Checkpoint, predictor: type[Any]
 ) -> None:
-    complaint = rf"a model of xgboost, and {predictor.__name__} .*Use the predictor of xgboost"
+    complaint = rf"a model of xgboost, but {predictor.__name__} .*Use the predictor of xgboost"
     with pytest.raises(ConfigError, match=complaint):
         BatchPredictor.from_checkpoint(checkpoint, predictor)
 
