@@ -12,6 +12,8 @@ from typing import Any
 from hpctrain.control import local_socket
 from hpctrain.control.interfaces import LOOPBACK, ipv4_addresses, is_loopback
 from hpctrain.control.memory import MemoryWatch
+from hpctrain.control.node_use import NodeMeter
+from hpctrain.control.nvml import GpuMeter
 from hpctrain.control.proof import Credentials, Seal
 from hpctrain.control.strangers import Strangers
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
@@ -64,9 +66,12 @@ class Hub:
         self._peer_of: dict[int, _Peer] = {}
         self._strangers: Strangers | None = None
         self._memory = MemoryWatch()
+        self._meter: NodeMeter | None = None
+        self._use: dict[str, dict[str, Any]] = {}
 
     def listen_locally(self, name: str) -> None:
         """Accept ranks of this machine and user, which connect to a local socket of that name."""
+        self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
         self._listen(local_socket.listen(name, backlog=_BACKLOG), self._accept_local)
 
     def listen_tcp(self, credentials: Credentials, *, only_here: bool = False) -> list[str]:
@@ -127,6 +132,7 @@ class Hub:
         self._attempt = attempt
         self.nodes = set()
         self.lost_nodes = {}
+        self._use = {}
         self._peer_of.clear()
         for peer in self._peers.values():
             peer.ranks.clear()
@@ -157,6 +163,15 @@ class Hub:
             if peer.is_agent:
                 peer.frames.post(raw)
                 self._update(peer)
+
+    def node_use(self) -> dict[str, dict[str, Any]]:
+        """Return what ranks use of each node, as `NodeMeter.read` does, by the node's name.
+
+        It came with the heartbeats of the agents; ranks of this machine are measured now.
+        """
+        if self._meter is not None and (use := self._meter.read()):
+            return {socket.gethostname(): use}
+        return dict(self._use)
 
     @property
     def num_ranks(self) -> int:
@@ -228,6 +243,9 @@ class Hub:
             peer.is_agent = True
             peer.node = str(frame.header["node"])
             self.nodes.add(peer.node)
+        elif frame.op == "beat" and peer.is_agent:
+            if isinstance(use := frame.header.get("use"), dict) and use:
+                self._use[peer.node] = use
         elif frame.op == "hello":
             rank = int(frame.header["rank"])
             peer.ranks.discard(UNKNOWN_RANK)
@@ -267,5 +285,6 @@ class Hub:
     def _drop(self, peer: _Peer) -> None:
         if self._peers.pop(id(peer), None) is not None:
             peer.memory = self._memory.remove(peer.frames)
+            self._use.pop(peer.node, None)
             self._selector.unregister(peer.frames)
             peer.frames.close()

@@ -157,6 +157,11 @@ class MemoryWatch:
         """The processes that are watched."""
         return [watched.pid for watched in self._watched.values()]
 
+    @property
+    def resident_bytes(self) -> int:
+        """What the processes had in memory when `sample` looked last."""
+        return sum(watched.resident for watched in self._watched.values())
+
     def add(self, key: object, sock: socket.socket) -> None:
         """Begin to watch the process at the other end of a unix socket."""
         # The pid is 0 if it has none in our PID namespace.

@@ -22,6 +22,8 @@ from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.memory import MemoryWatch
+from hpctrain.control.node_use import NodeMeter
+from hpctrain.control.nvml import GpuMeter
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.own_time import Deadline, OwnTime
@@ -82,6 +84,7 @@ class Agent:
         self._run_dir = run_dir
         self._ranks: dict[FrameSocket, int | None] = {}
         self._memory = MemoryWatch()
+        self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
         self._temporary: dict[FrameSocket, tuple[str, int]] = {}
         self._selector = selectors.DefaultSelector()
         self._pids: set[int] = set()
@@ -222,7 +225,7 @@ class Agent:
                 self._uplink.close()
                 return
             if frame.op == "beat":
-                self._send("beat")
+                self._send("beat", use=self._meter.read())
                 continue
             if frame.op == "begin":
                 self._attempt = frame.header["attempt"]

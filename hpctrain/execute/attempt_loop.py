@@ -11,6 +11,7 @@ from hpctrain.errors import RunStoppedError, TrainingFailedError, WorkerError, W
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.explain import explain_failure
 from hpctrain.execute.hang import HangWatch
+from hpctrain.execute.live_record import LiveRecord
 from hpctrain.execute.profile_requests import ProfileRequests
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.tracker import ReportRound
@@ -70,6 +71,7 @@ class AttemptLoop:
         self._may_end_hangs = may_end_hangs
         self._in_each_turn = in_each_turn
         self._hang: HangWatch | None = None
+        self._live = LiveRecord(recorder.run_record, attempt)
         self._profiles = ProfileRequests(
             recorder.paths, attempt.ranks.broadcast, recorder.run_record.note
         )
@@ -86,8 +88,12 @@ class AttemptLoop:
         WorkerHangError
             If ranks hang, and may be ended for it.
         """
-        while not self._attempt.is_finished():
-            self.turn(self._attempt.poll(_POLL_S))
+        try:
+            while not self._attempt.is_finished():
+                self.turn(self._attempt.poll(_POLL_S))
+        finally:
+            # The last that is seen of the ranks.
+            self._live.write()
         if self._only_collectives_failed():
             self._ask_where_others_are()
 
@@ -104,6 +110,7 @@ class AttemptLoop:
         if self._stopping is not None:
             self._stopping.step()
         self._profiles.step()
+        self._live.step()
         self._look_for_hangs()
 
     def conclude(self) -> None:
@@ -121,6 +128,7 @@ class AttemptLoop:
         recorder, tracker = self._recorder, self._attempt.tracker
         if mismatch := tracker.unmatched_calls():
             raise TrainingFailedError(mismatch)
+        self._live.write()
         value = self._attempt.finish_training()
         if tracker.has_failed:
             # Before callbacks, which may read them.

@@ -23,6 +23,9 @@ class Ranks(Protocol):
     def lost_nodes(self) -> Mapping[str, bool]:
         """Nodes that are lost; true if they are silent, false if their agent is gone."""
 
+    def node_use(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what ranks use of their nodes, as `NodeMeter.read` does, where that is known."""
+
     @property
     def share_a_terminal(self) -> bool:
         """Whether Ctrl-C reaches all of them, and is no failure of theirs."""

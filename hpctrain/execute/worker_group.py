@@ -230,6 +230,10 @@ class WorkerGroup(CallsFunctions):
         )
         return container.library
 
+    def node_use(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what ranks use of their nodes, as their agents have measured it."""
+        return {} if self._hub is None else self._hub.node_use()
+
     @property
     def share_a_terminal(self) -> bool:
         """Whether Ctrl-C reaches all ranks: they are in sessions of their own."""

@@ -70,6 +70,10 @@ class ExistingRanks:
         """Where each rank lives that has connected, by rank."""
         return [self._workers[rank] for rank in sorted(self._workers)]
 
+    def node_use(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return nothing: there are no agents here."""
+        return {}
+
     def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
         """Send a command to every rank."""
         self._hub.send(op, body, **details)

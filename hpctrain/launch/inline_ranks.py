@@ -30,6 +30,10 @@ class InlineRanks:
         """Return 1."""
         return 1
 
+    def node_use(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return nothing: there are no agents here."""
+        return {}
+
     def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
         """Call the method for the command."""
         assert self.session is not None

@@ -34,6 +34,11 @@ class RunPaths:
         return self.root / "status.json"
 
     @property
+    def live(self) -> Path:
+        """How far each rank is, and what the nodes do, for those who look at the run."""
+        return self.root / "live.json"
+
+    @property
     def metrics(self) -> Path:
         """One line a report of rank 0."""
         return self.root / "metrics.jsonl"

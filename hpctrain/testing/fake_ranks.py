@@ -32,6 +32,8 @@ class FakeRanks:
         """Output of the launcher."""
         self.sent: list[tuple[str, dict[str, Any]]] = []
         """Frames that ranks received: the operation, and its details."""
+        self.uses: dict[str, dict[str, Any]] = {}
+        """What nodes have measured of the use of them."""
         self._size = size
         self._frames: deque[Frame] = deque()
 
@@ -76,6 +78,10 @@ class FakeRanks:
             time=0.0,
         )
         self.send("failed", rank, json.dumps(failure.to_json()).encode())
+
+    def node_use(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what the test has set."""
+        return self.uses
 
     def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
         """Take note of it."""

@@ -392,6 +392,23 @@ def test_agents_that_stay_introduce_themselves_to_the_next_attempt(hub: Hub):
     links[0].close()
 
 
+def test_what_an_agent_has_measured_is_known_as_long_as_it_is_there(hub: Hub):
+    thread, links = connect_in_background(hub.listen_tcp(CREDENTIALS, only_here=True), CREDENTIALS)
+    poll_until(hub, lambda: not thread.is_alive())
+    links[0].post("agent", node="n7")
+    links[0].post("beat", use={"cpus": 4})
+    poll_until(hub, lambda: hub.node_use() == {"n7": {"cpus": 4}})
+    # A heartbeat without figures, and one that is none.
+    links[0].post("beat")
+    links[0].post("beat", use=[1])
+    links[0].introduce(5, {})
+    poll_until(hub, lambda: hub.num_ranks == 1)
+    assert hub.node_use() == {"n7": {"cpus": 4}}
+    links[0].close()
+    poll_until(hub, lambda: hub.num_agents == 0)
+    assert hub.node_use() == {}
+
+
 def test_a_silence_counts_as_long_as_the_executor_itself_runs(
     socket_name: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -257,6 +257,7 @@ def documented(table: str) -> set[str]:
     ("table", "file"),
     [
         ("fields-status", "status.json"),
+        ("fields-live", "live.json"),
         ("fields-plan", "plan.json"),
         ("fields-manifest", "checkpoints/000004/.hpctrain-manifest.json"),
     ],

@@ -149,3 +149,22 @@ def test_an_agent_looks_at_the_processes_of_its_own_ranks_only(uplink: Uplink, t
     assert "lives but runs no Python" in seen.header["reason"]
     link.post("bye")
     link.close()
+
+
+def test_an_agent_answers_for_a_heartbeat_with_what_its_ranks_use(uplink: Uplink) -> None:
+    uplink.receive(1)
+    link = uplink.connect(0)
+    uplink.receive(1)
+    uplink.send("beat")
+    deadline = time.monotonic() + PATIENCE_S
+    beats: list[Frame] = []
+    # One that it sends by itself says nothing.
+    while not any(frame.header.get("use") for frame in beats):
+        assert time.monotonic() < deadline, f"only {beats}"
+        beats += [frame for frame in uplink.frames.receive() if frame.op == "beat"]
+    (use,) = [frame.header["use"] for frame in beats if frame.header.get("use")]
+    assert use["cpus"] == len(os.sched_getaffinity(0))
+    assert use["memory_limit"] > 0
+    link.post("bye")
+    link.close()
+    uplink.receive(1)
