@@ -61,6 +61,44 @@ _STATUS = (
     ),
     ("next", "string|null", "the suggested next step"),
 )
+_LIVE = (
+    ("reports_per_s", "number|null", "reports a second, of the last minute"),
+    ("samples_per_s", "number|null", "samples a second, as rank 0 reports them"),
+    ("samples_unit", "string|null", "``samples``, ``tokens`` or ``images``"),
+    ("goals", "array of goal", "its stop criteria, the one first that is met first"),
+    ("num_checkpoints", "integer", "number of checkpoints"),
+    ("checkpoint_bytes", "integer|null", "size of the newest"),
+    ("checkpoint_created_at", "number|null", "when the newest was committed"),
+    ("rank_phases", "object", "how many ranks are in each phase; empty if unknown"),
+    ("slowest_ranks", "array of slow rank", "of a run at work; eight at most"),
+    ("node_use", "array of node use", "of the nodes that have measured it"),
+)
+_GOAL = (
+    ("name", "string", "the metric"),
+    ("target", "number", "the run stops once the metric is at least this"),
+    ("value", "number|null", "the metric of the last report"),
+    ("left_s", "number|null", "seconds until then; null if it is no count, or does not grow"),
+)
+_SLOW_RANK = (
+    ("rank", "integer", "its number"),
+    ("node", "string|null", "its node"),
+    ("phase", "string", "its phase"),
+    ("reports", "integer", "number of its last report"),
+    ("idle_s", "integer", "seconds since its last progress"),
+)
+_NODE_USE = (
+    ("name", "string", "its name"),
+    ("cpus", "integer|null", "cores that its ranks may run on"),
+    ("cpu", "number|null", "how many of them were busy, over some seconds"),
+    ("memory_mib", "integer|null", "memory in use"),
+    ("memory_limit_mib", "integer|null", "memory that they may use"),
+    ("gpus", "array of gpu", "as its agent sees them; often none"),
+)
+_GPU = (
+    ("busy_percent", "integer|null", "share of the last second in which a kernel ran"),
+    ("memory_mib", "integer|null", "memory in use"),
+    ("memory_total_mib", "integer|null", "memory that it has"),
+)
 _CHECKPOINT = (
     ("name", "string", "its name"),
     ("state", "string", "``complete``, ``verified``, ``damaged``, ``unreadable`` or ``set aside``"),
@@ -283,7 +321,8 @@ _COMPARISON = (
     ("error", "string|null", "why that is not known"),
 )
 FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
-    "status": _STATUS,
+    "status": (*_STATUS, *_LIVE),
+    "list": _STATUS,
     "wait": (*_STATUS, ("exit_code", "integer", "exit code of this command")),
     "checkpoints": (
         _FORMAT,
@@ -317,9 +356,13 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "saved checkpoint": _SAVED_CHECKPOINT,
     "comparison": _COMPARISON,
     "node": _NODE,
+    "goal": _GOAL,
+    "slow rank": _SLOW_RANK,
+    "node use": _NODE_USE,
+    "gpu": _GPU,
 }
 """Name, type and meaning of each field, by verb, and of the objects inside. Times are seconds since
-the epoch. A name with a question mark may be absent. ``list`` prints an array of ``status``."""
+the epoch. A name with a question mark may be absent. ``list`` prints an array of them."""
 
 
 def schema(verb: str) -> dict[str, Any]:
@@ -330,9 +373,11 @@ def schema(verb: str) -> dict[str, Any]:
     >>> schema("note")["properties"]["what"]["type"]
     ['string']
     """
-    if verb == "list":
-        return {"type": "array", "items": schema("status")}
-    fields = FIELDS[verb]
+    described = _object(FIELDS[verb])
+    return {"type": "array", "items": described} if verb == "list" else described
+
+
+def _object(fields: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
     return {
         "type": "object",
         "additionalProperties": False,

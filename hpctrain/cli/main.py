@@ -30,6 +30,7 @@ from hpctrain.cli.status import status
 from hpctrain.cli.submit import submit
 from hpctrain.cli.sync import sync
 from hpctrain.cli.template import template
+from hpctrain.cli.top import top
 from hpctrain.cli.wait import wait
 from hpctrain.cli.why import why
 
@@ -57,6 +58,7 @@ app.command(context_settings=_rest_is_verbatim)(doctor)
 app.command()(status)
 app.command()(why)
 app.command("list")(list_runs)
+app.command()(top)
 app.command()(history)
 app.command()(diff)
 app.command()(replay)

@@ -9,6 +9,7 @@ from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, Stora
 
 if TYPE_CHECKING:
     from hpctrain.cli.run_view import RunView
+    from hpctrain.rundir.live_view import LiveView
 
 _KEY_WIDTH = 12
 
@@ -19,20 +20,34 @@ def status(
     """Show the state of a run, and the next step."""
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import find_run, view_run
+    from hpctrain.rundir.live_reader import LiveReader, make_view
 
-    view = view_run(find_run(run, storage))
+    paths = find_run(run, storage)
+    view = view_run(paths)
+    files = LiveReader(paths).read()
+    now = time.time()
+    live_view = make_view(files, paths, state=view.state, live=view.live, now=now)
     if json:
-        print_json(view.to_json())
+        print_json({**view.to_json(), **live_view.to_json()})
     else:
-        print(render_view(view))
+        print(render_view(view, live_view))
 
 
-def render_view(view: RunView) -> str:
-    """Return the state of a run as text. Pure, except for the time of day."""
+def render_view(view: RunView, live_view: LiveView | None = None) -> str:
+    """Return the state of a run as text. Pure, except for the time of day.
+
+    Parameters
+    ----------
+    view
+        The run.
+    live_view
+        What it does now; None leaves that out.
+    """
     from hpctrain.cli.run_view import format_age
     from hpctrain.host_list import compress_hosts
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_elapsed, format_metrics
+    from hpctrain.rundir.live_text import live_rows
 
     status = view.status
     # Once there are reports, the ranks are in their training function.
@@ -55,6 +70,8 @@ def render_view(view: RunView) -> str:
     if view.reports:
         ago = f", {format_age(view.reported_at)} ago" if view.reported_at else ""
         rows.append(("reports", f"{view.reports}{ago}"))
+    if live_view is not None:
+        rows += live_rows(live_view)
     if status.last_restart:
         rows.append(("restarted", status.last_restart))
     if status.stalled:

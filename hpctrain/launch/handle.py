@@ -16,6 +16,7 @@ from hpctrain.rundir.status import read_status
 
 if TYPE_CHECKING:
     from hpctrain.launch.ending import EndWatch
+    from hpctrain.launch.live_watch import LiveWatch
     from hpctrain.result import Result
 
 
@@ -39,6 +40,7 @@ class RunHandle:
         self.path = Path(path).absolute()
         """The run directory."""
         self._paths = RunPaths(self.path)
+        self._live_watch: LiveWatch | None = None
         if not self._paths.plan.exists():
             raise ConfigError(
                 f"{self.path} is not a run of hpctrain. 'hpctrain list STORAGE_PATH' shows the "
@@ -49,6 +51,41 @@ class RunHandle:
         """Return name, state and job."""
         job = f", job_id={self.job_id!r}" if self.job_id else ""
         return f"RunHandle(name={self.name!r}, state={self.state!r}{job})"
+
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook: the run as it is now."""
+        from hpctrain.rundir.live_html import render_live
+
+        return render_live(self._watch().look())
+
+    def show(self, *, interval_s: float = 2.0, timeout_s: float = math.inf) -> None:
+        """Show the run in a notebook, and draw it again until it is over.
+
+        Not collective. It only reads the run directory, and may be interrupted at any time: the run
+        goes on.
+
+        Parameters
+        ----------
+        interval_s
+            Seconds between two looks; no less than 1, since many may look at the same filesystem.
+        timeout_s
+            Return after so many seconds in any case.
+
+        Raises
+        ------
+        ConfigError
+            If this is no notebook.
+        """
+        from hpctrain.launch.notebook import show
+
+        show(self._watch(), interval_s=interval_s, timeout_s=timeout_s)
+
+    def _watch(self) -> LiveWatch:
+        from hpctrain.launch.live_watch import JobBoard, LiveWatch
+
+        # Kept, as it knows when it has asked Slurm last.
+        self._live_watch = self._live_watch or LiveWatch(self._paths, JobBoard())
+        return self._live_watch
 
     def __eq__(self, other: object) -> bool:
         """Return whether it is the same run."""

@@ -29,6 +29,7 @@ def render_run(
     facts: Mapping[str, str],
     history: Sequence[Mapping[str, Any]],
     error: str | None,
+    numbers: Sequence[int] | None = None,
 ) -> str:
     """Return a run as HTML. Not collective.
 
@@ -42,6 +43,8 @@ def render_run(
         Metrics of each report, the oldest first.
     error
         Why it failed; None if it did not.
+    numbers
+        Of these reports; None is 1, 2, ...
     """
     described = "".join(
         f"<div>{escape(key)}: {escape(value)}</div>" for key, value in facts.items()
@@ -51,7 +54,7 @@ def render_run(
         lines = error.splitlines()[:_MAX_ERROR_LINES]
         shown = escape("\n".join(lines))
         parts.append(f'<pre style="color:{_RED};white-space:pre-wrap">{shown}</pre>')
-    curves = _curves(history)
+    curves = _curves(history, range(1, len(history) + 1) if numbers is None else numbers)
     parts += [_draw(metric, curves[metric]) for metric in list(curves)[:_MAX_CURVES]]
     if history:
         parts.append(_table(history[-1]))
@@ -59,12 +62,14 @@ def render_run(
     return f'<div style="{style}">{"".join(parts)}</div>'
 
 
-def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+def _curves(
+    history: Sequence[Mapping[str, Any]], numbers: Sequence[int]
+) -> dict[str, list[tuple[int, float]]]:
     """Return the numbers of each metric that has two of them, by the number of the report."""
     stride = max(1, math.ceil(len(history) / _MAX_POINTS))
     curves: dict[str, list[tuple[int, float]]] = {}
-    for number, metrics in enumerate(history, start=1):
-        if (len(history) - number) % stride:
+    for index, (number, metrics) in enumerate(zip(numbers, history, strict=True), start=1):
+        if (len(history) - index) % stride:
             continue
         for metric, value in flatten(metrics):
             y = _as_number(value)

@@ -1,0 +1,122 @@
+"""``hpctrain top``: runs as they go, in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpctrain.cli.options import DEFAULT_STORAGE, StorageOption, complete_run
+
+if TYPE_CHECKING:
+    from hpctrain.launch.live_watch import RunsWatch
+    from hpctrain.rundir.live_view import LiveView
+
+COLUMNS = ("RUN", "STATE", "JOB", "RANKS", "REPORTS", "SPEED", "LEFT", "METRICS")
+_NAMES = {"RUN": (24, 12)}
+_OPTIONAL = ("JOB", "LEFT", "SPEED", "RANKS")
+_WIDTH_OF_A_PIPE = 120
+# As of `hpctrain list`: a run of another host is known to live once its status changes.
+_GLANCE_S = 5.0
+_GLANCE_INTERVAL_S = 1.0
+
+
+def top(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Directories of runs, or their names in --storage. None: all of --storage.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    storage: StorageOption = DEFAULT_STORAGE,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one page, as where there is no terminal.")
+    ] = False,
+) -> None:
+    """Show runs as they go: ranks, speed, curves, checkpoints, use of the nodes.
+
+    It only reads the run directory: anybody who can may look. Keys: q quits, the arrows and Tab
+    choose a run, Enter shows its ranks, s sorts them, Escape goes back.
+    """
+    import sys
+
+    from hpctrain.cli.run_view import find_run, find_runs
+    from hpctrain.errors import ConfigError
+    from hpctrain.launch.live_watch import RunsWatch
+    from hpctrain.rundir.paths import RunPaths
+
+    if runs:
+        named = [find_run(run, storage) for run in runs]
+        watch = RunsWatch(lambda: named)
+    else:
+        if not storage.is_dir():
+            raise ConfigError(
+                f"{storage.absolute()} is not a directory. Name runs, or give the storage_path of "
+                f"yours: hpctrain top --storage STORAGE."
+            )
+        watch = RunsWatch(lambda: [RunPaths(path.absolute()) for path in find_runs(storage)])
+    is_one = runs is not None and len(runs) == 1
+    if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        _print_once(watch, is_one=is_one, nothing=f"There are no runs in {storage.absolute()}.")
+        return
+    try:
+        from hpctrain.cli.top_app import TopApp
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise ConfigError(
+            "hpctrain top needs Textual, which is not installed: pip install 'hpctrain[top]'. "
+            "Without it, 'hpctrain top --once' prints one page."
+        ) from None
+    app = TopApp(watch.look, is_one=is_one)
+    app.run()
+    if app.error is not None:
+        raise app.error
+
+
+def _print_once(watch: RunsWatch, *, is_one: bool, nothing: str) -> None:
+    import time
+
+    from hpctrain.cli.list_runs import width_of_output
+    from hpctrain.own_time import Deadline
+    from hpctrain.rundir.live_text import render_page
+
+    views, deadline = watch.look(), Deadline(_GLANCE_S)
+    while any(view.live is None for view in views) and not deadline.is_over:
+        time.sleep(_GLANCE_INTERVAL_S)
+        views = watch.look()
+    width = width_of_output() or _WIDTH_OF_A_PIPE
+    if is_one:
+        print("\n".join(render_page(views[0], width=width)))
+    else:
+        print("\n".join(table_lines(views, width=width)) if views else nothing)
+
+
+def table_lines(views: Sequence[LiveView], *, width: int) -> list[str]:
+    """Return the list of runs as lines of text, the header first. Pure."""
+    from hpctrain.cli.list_runs import fit_rows, render_rows
+    from hpctrain.rundir.display import format_metrics, one_line
+    from hpctrain.rundir.live_text import describe_left, describe_speed
+
+    rows = [
+        (
+            view.name,
+            f"{view.state} (damaged)" if view.status.damage else view.shown_state,
+            view.status.job_id or "",
+            str(view.status.world_size),
+            str(view.reports),
+            describe_speed(view) if view.is_at_work else "",
+            describe_left(view),
+            format_metrics(view.metrics, most=3),
+        )
+        for view in views
+    ]
+    shown = [[one_line(cell) for cell in row] for row in rows]
+    header, *fitting = fit_rows(
+        shown, width=width, columns=COLUMNS, names=_NAMES, optional=_OPTIONAL
+    )
+    return [line[:width] for line in render_rows(fitting, header).splitlines()]

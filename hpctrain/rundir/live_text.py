@@ -1,0 +1,299 @@
+"""A `LiveView` as text: rows for ``hpctrain status``, and the page of ``hpctrain top``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpctrain.host_list import compress_hosts
+from hpctrain.metric_names import find_score
+from hpctrain.rundir.chart import draw_chart
+from hpctrain.rundir.display import (
+    flatten,
+    format_elapsed,
+    format_metrics,
+    format_size,
+    one_line,
+    shorten,
+)
+from hpctrain.rundir.live import NodeUse
+from hpctrain.rundir.live_view import LiveView
+from hpctrain.rundir.speed import Goal
+
+_KEY_WIDTH = 12
+_CHART_HEIGHT = 5
+_LONGEST_ROW = 400
+_IDLE_S = 10
+"""A rank that has made no progress for longer is named."""
+RANK_COLUMNS = "  RANK  NODE              PHASE         REPORT    IDLE    CPU    MEM    GPU"
+"""The header of the lines of `rank_line`."""
+_COUNTS = ("epoch", "step", "iteration", "samples", "tokens", "images", "lr", "time")
+
+
+def live_rows(view: LiveView) -> list[tuple[str, str]]:
+    """Return what a run does now, or where it has ended, as names and values. Not collective."""
+    rows = []
+    phases = view.phases()
+    if view.is_at_work or phases.keys() - {"done"}:
+        shown = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+        rows += [("phases", shown)] if shown else []
+    if view.is_at_work and (speed := describe_speed(view)):
+        rows.append(("speed", speed))
+    rows += [("goal", describe_goal(goal)) for goal in view.goals]
+    if view.saved.count:
+        rows.append(("checkpoints", _describe_saved(view)))
+    if view.is_at_work and (use := _describe_use(view)):
+        rows.append(("nodes", use))
+    if slowest := _describe_slowest(view):
+        rows.append(("slowest", slowest))
+    return rows
+
+
+def describe_speed(view: LiveView) -> str:
+    """Return reports and samples a second; empty if they are not known. Not collective."""
+    speed, parts = view.speed, []
+    if speed.reports is not None:
+        per = f"{speed.reports:.3g} reports/s"
+        parts.append(per if speed.reports >= 1 else f"{1 / speed.reports:.3g} s/report")
+    if speed.samples is not None:
+        parts.append(f"{_short(speed.samples)} {speed.unit}/s")
+    return ", ".join(parts)
+
+
+def describe_goal(goal: Goal) -> str:
+    """Return how far a stop criterion is. Not collective."""
+    value = "-" if goal.value is None else f"{goal.value:.6g}"
+    text = f"{goal.name} {value} of {goal.target:.6g}"
+    if goal.left_s is None:
+        return text
+    return f"{text}, {format_elapsed(goal.left_s)} left" if goal.left_s else f"{text}, reached"
+
+
+def describe_left(view: LiveView) -> str:
+    """Return the time until the first goal, or the end of the time limit. Not collective."""
+    if not view.is_at_work:
+        return ""
+    known = [s for s in (view.left_s, *(goal.left_s for goal in view.goals)) if s is not None]
+    return format_elapsed(min(known)) if known else ""
+
+
+def page_rows(view: LiveView) -> list[tuple[str, str]]:
+    """Return all rows of the page of a run, above its curve. Not collective."""
+    status = view.status
+    rows = [("path", str(view.path))]
+    if status.job_id:
+        rows.append(("job", status.job_id))
+    if view.waits:
+        rows.append(("queue", view.waits))
+    if status.attempt:
+        nodes = f" on {compress_hosts(status.nodes)}" if status.nodes else ""
+        ranks = f": {status.world_size} ranks{nodes}" if status.world_size else ""
+        rows.append(("attempt", f"{status.attempt}{ranks}"))
+    if view.reports:
+        ago = "" if view.reported_at is None else f", {_ago(view, view.reported_at)}"
+        rows.append(("reports", f"{view.reports}{ago}"))
+    rows += live_rows(view)
+    if view.left_s is not None:
+        rows.append(("time left", format_elapsed(view.left_s)))
+    if status.last_restart:
+        rows.append(("restarted", status.last_restart))
+    if status.stalled:
+        rows.append(("stalled", status.stalled))
+    if view.metrics:
+        rows.append(("metrics", format_metrics(view.metrics, most=8)))
+    if status.started_at:
+        rows.append(("started", _ago(view, status.started_at)))
+    if status.ended_at is not None:
+        rows.append(("ended", _ago(view, status.ended_at)))
+    if status.error is not None:
+        rows.append(("error", status.error))
+    if problem := view.problem or status.damage:
+        rows.append(("damaged", problem))
+    return rows
+
+
+def render_page(
+    view: LiveView, *, width: int, num_ranks: int = 10, slowest_first: bool = True
+) -> list[str]:
+    """Return the page of a run as lines of text. Not collective.
+
+    Parameters
+    ----------
+    view
+        The run.
+    width
+        Columns.
+    num_ranks
+        How many ranks are listed.
+    slowest_first
+        As of `LiveView.order`.
+    """
+    lines = [*page_head(view, width=width), *curve_lines(view, width=width)]
+    order = view.order(slowest_first=slowest_first)
+    if order and view.is_at_work:
+        lines += ["", RANK_COLUMNS[:width].rstrip()]
+        lines += [rank_line(view, rank, width=width) for rank in order[:num_ranks]]
+        if more := len(order) - num_ranks:
+            lines += [f"  and {more} more"] if more > 0 else []
+    return lines
+
+
+def page_head(view: LiveView, *, width: int) -> list[str]:
+    """Return the state and the rows of a run as lines of text. Not collective."""
+    lines = [shorten(one_line(f"{view.name}: {view.shown_state}{_phase(view)}"), width)]
+    for key, value in page_rows(view):
+        room = max(8, width - _KEY_WIDTH - 2)
+        text = one_line(value[:_LONGEST_ROW])
+        lines.append(f"  {key:<{_KEY_WIDTH}}{shorten(text, room)}")
+    return lines
+
+
+def curve_lines(view: LiveView, *, width: int, height: int = _CHART_HEIGHT) -> list[str]:
+    """Return the curve of the loss, or of another metric, as lines of text. Not collective."""
+    if (name := choose_curve(view)) is None:
+        return []
+    points = [
+        (float(report.number), value)
+        for report in view.history
+        if (value := find_score(report.metrics, name)) is not None
+    ]
+    chart = draw_chart(points, width=width, height=height)
+    if not chart or len(points) < 2:
+        return []
+    first, last = int(points[0][0]), int(points[-1][0])
+    title = f"{name}: {points[-1][1]:.6g} (reports {first} to {last})"
+    return ["", shorten(one_line(f"  {title}"), width), *(line.rstrip() for line in chart)]
+
+
+def choose_curve(view: LiveView) -> str | None:
+    """Return the metric that is drawn: a loss if there is one; None if nothing can be drawn.
+
+    Not collective.
+    """
+    numbers = [
+        name for name, value in flatten(view.metrics) if _is_number(value) and name.isprintable()
+    ]
+    losses = [name for name in numbers if "loss" in name.lower()]
+    if losses:
+        return min(losses, key=len)
+    others = [n for n in numbers if not any(count in n.lower() for count in _COUNTS)]
+    return next(iter(others or numbers), None)
+
+
+def rank_line(view: LiveView, rank: int, *, width: int) -> str:
+    """Return one line of the list of ranks. Not collective."""
+    live = view.ranks
+    assert live is not None
+    use = live.uses[live.node_ranks[rank]] if live.node_ranks else NodeUse()
+    line = (
+        f"{rank:>6}  {shorten(live.node_of(rank) or '-', 16):<16}  "
+        f"{shorten(one_line(live.phases[rank]), 12):<12}  {live.reports[rank]:>6}  "
+        f"{_idle(view.idle_s(rank)):>6}  {_percent(use.cpu, use.cpus):>5}  "
+        f"{_percent(use.memory, use.memory_limit):>5}  {_gpu_percent(use):>5}"
+    )
+    return line[:width].rstrip()
+
+
+def _phase(view: LiveView) -> str:
+    phase = view.status.phase
+    if not view.is_at_work or not phase:
+        return ""
+    if phase.startswith("stopping"):
+        return f" ({phase.removeprefix('stopping: ')})"
+    # Otherwise there is a row for it.
+    return "" if view.phases() else f" ({phase})"
+
+
+def _describe_saved(view: LiveView) -> str:
+    saved = view.saved
+    parts = [f"{saved.count}, the newest {saved.newest}"]
+    if saved.size is not None:
+        parts.append(format_size(saved.size))
+    if saved.created_at is not None:
+        parts.append(_ago(view, saved.created_at))
+    return ", ".join(parts)
+
+
+def _describe_use(view: LiveView) -> str:
+    uses = view.node_use()
+    parts = []
+    for what, of in (("CPU", _cpu_share), ("memory", _memory_share), ("GPU", _gpu_share)):
+        shares = {node: share for node, use in uses.items() if (share := of(use)) is not None}
+        if not shares:
+            continue
+        mean = sum(shares.values()) / len(shares)
+        text = f"{what} {mean:.0%}"
+        if len(shares) > 1:
+            least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+            text += f" ({shares[least]:.0%} on {least} to {shares[most]:.0%} on {most})"
+        parts.append(text)
+    return ", ".join(parts)
+
+
+def _describe_slowest(view: LiveView) -> str:
+    if not view.is_at_work or view.ranks is None or not len(view.ranks):
+        return ""
+    live, rank = view.ranks, view.order(slowest_first=True)[0]
+    idle_s, behind = view.idle_s(rank), max(live.reports) - live.reports[rank]
+    if idle_s < _IDLE_S and not behind:
+        return ""
+    where = f" on {live.node_of(rank)}" if live.node_of(rank) else ""
+    late = f" ({behind} behind)" if behind else ""
+    return (
+        f"rank {rank}{where}: {live.phases[rank]}, report {live.reports[rank]}{late}, "
+        f"{_idle(idle_s)} without progress"
+    )
+
+
+def _cpu_share(use: NodeUse) -> float | None:
+    return use.cpu / use.cpus if use.cpu is not None and use.cpus else None
+
+
+def _memory_share(use: NodeUse) -> float | None:
+    return use.memory / use.memory_limit if use.memory is not None and use.memory_limit else None
+
+
+def _gpu_share(use: NodeUse) -> float | None:
+    busy = [gpu[0] for gpu in use.gpus if gpu[0] is not None]
+    return sum(busy) / len(busy) / 100 if busy else None
+
+
+def _percent(value: float | None, of: float | None) -> str:
+    return f"{value / of:.0%}" if value is not None and of else "-"
+
+
+def _gpu_percent(use: NodeUse) -> str:
+    share = _gpu_share(use)
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _idle(seconds: int) -> str:
+    return f"{seconds} s" if seconds < 100 else format_elapsed(seconds)
+
+
+def _ago(view: LiveView, since: float) -> str:
+    return f"{_age(view.now - since)} ago"
+
+
+def _age(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    units: Sequence[tuple[str, float, int]] = (
+        ("days", 172800.0, 86400),
+        ("h", 7200.0, 3600),
+        ("min", 120.0, 60),
+    )
+    for unit, least, length in units:
+        if seconds >= least:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _short(number: float) -> str:
+    for unit, length in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= length:
+            return f"{number / length:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
