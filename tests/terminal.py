@@ -14,13 +14,15 @@ def press(
     key: bytes,
     argv: list[str],
     *,
-    once: Callable[[], bool],
+    once: Callable[[], bool] = lambda: True,
+    shown_before: bytes = b"",
     cwd: Path,
     environ: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[str, int]:
     """Run a program, press a key once it is time, and return what was shown, and the status.
 
+    It is time once `once` returns true, and the program has shown `shown_before`.
     The status is negative where a signal ended it.
     """
     pid, terminal = pty.fork()
@@ -30,7 +32,7 @@ def press(
     shown, is_pressed = b"", False
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if not is_pressed and once():
+        if not is_pressed and shown_before in shown and once():
             os.write(terminal, key)
             is_pressed = True
         if select.select([terminal], [], [], 0.05)[0]:

@@ -40,7 +40,7 @@ def draw_chart(points: Sequence[tuple[float, float]], *, width: int, height: int
     # Each half by itself: the difference of two large numbers may not be finite.
     span = most / 2 - least / 2
     levels = [
-        max(1, round((y / 2 - least / 2) / span * height * 8)) if span else height * 4
+        round(1 + (y / 2 - least / 2) / span * (height * 8 - 1)) if span else height * 4
         for y in columns
     ]
     labels = {height - 1: least, 0: most} if height > 1 else {0: columns[-1]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,10 @@ from hpctrain.rundir.speed import Goal
 
 _KEY_WIDTH = 12
 _CHART_HEIGHT = 5
-_LONGEST_ROW = 400
+_LONGEST_ROW = 1000
+# Of the others the middle is left out.
+_SENTENCES = ("queue", "slowest", "restarted", "stalled", "error", "damaged")
+_MOST_LINES = 3
 _IDLE_S = 10
 """A rank that has made no progress for longer is named."""
 RANK_COLUMNS = "  RANK  NODE              PHASE         REPORT    IDLE    CPU    MEM    GPU"
@@ -39,7 +43,7 @@ def live_rows(view: LiveView) -> list[tuple[str, str]]:
         rows += [("phases", shown)] if shown else []
     if view.is_at_work and (speed := describe_speed(view)):
         rows.append(("speed", speed))
-    rows += [("goal", describe_goal(goal)) for goal in view.goals]
+    rows += [("goal", describe_goal(goal, is_at_work=view.is_at_work)) for goal in view.goals]
     if view.saved.count:
         rows.append(("checkpoints", _describe_saved(view)))
     if view.is_at_work and (use := _describe_use(view)):
@@ -60,13 +64,15 @@ def describe_speed(view: LiveView) -> str:
     return ", ".join(parts)
 
 
-def describe_goal(goal: Goal) -> str:
+def describe_goal(goal: Goal, *, is_at_work: bool) -> str:
     """Return how far a stop criterion is. Not collective."""
     value = "-" if goal.value is None else f"{goal.value:.6g}"
     text = f"{goal.name} {value} of {goal.target:.6g}"
-    if goal.left_s is None:
+    if goal.left_s == 0:
+        return f"{text}, reached"
+    if goal.left_s is None or not is_at_work:
         return text
-    return f"{text}, {format_elapsed(goal.left_s)} left" if goal.left_s else f"{text}, reached"
+    return f"{text}, {format_elapsed(goal.left_s)} left"
 
 
 def describe_left(view: LiveView) -> str:
@@ -144,7 +150,11 @@ def page_head(view: LiveView, *, width: int) -> list[str]:
     for key, value in page_rows(view):
         room = max(8, width - _KEY_WIDTH - 2)
         text = one_line(value[:_LONGEST_ROW])
-        lines.append(f"  {key:<{_KEY_WIDTH}}{shorten(text, room)}")
+        shown = [shorten(text, room)]
+        if key in _SENTENCES:
+            shown = textwrap.wrap(text, room, max_lines=_MOST_LINES, placeholder="…")
+        for number, part in enumerate(shown):
+            lines.append(f"  {'' if number else key:<{_KEY_WIDTH}}{part}")
     return lines
 
 
