@@ -25,7 +25,7 @@ _KEY_WIDTH = 12
 _CHART_HEIGHT = 5
 _LONGEST_ROW = 1000
 # Of the others the middle is left out.
-_SENTENCES = ("queue", "slowest", "restarted", "stalled", "error", "damaged")
+_SENTENCES = ("queue", "nodes", "slowest", "restarted", "stalled", "error", "damaged")
 _MOST_LINES = 3
 _IDLE_S = 10
 """A rank that has made no progress for longer is named."""
