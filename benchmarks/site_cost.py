@@ -44,10 +44,12 @@ CALLS = "trace=%file,getdents64,fsync,fdatasync,ftruncate"
 STRACE = ("strace", "-f", "-qq", "-y", "-s", "300", "-e", CALLS, "-e", "signal=none")
 # The second half of a call that another process came between, and fstat of an open file.
 _NOT_COUNTED = re.compile(r'\d+ +(<\.\.\. |newfstatat\(\d+<[^>]*>, "",|fstat\()')
-# The executor writes the status every 2 s and with each checkpoint, and looks before each write of
-# its own whether the directory is still that of the run, and the number still its own. The load
-# decides how often.
-_BY_TIME = r'(/(\.?status\.json[.\da-f]*|\.executor-\d+|stop|plan\.json|logs/\d+/launcher\.out))?"'
+# The executor writes the status every 2 s and with each checkpoint, and live.json every 5 s; it
+# looks before each write of its own whether the directory is still that of the run, and the number
+# still its own. The load decides how often.
+_BY_TIME = (
+    r'(/(\.?(status|live)\.json[.\da-f]*|\.executor-\d+|stop|plan\.json|logs/\d+/launcher\.out))?"'
+)
 # How ranks save in programs/reporting.py, and how many calls beside those for their files, whatever
 # their number.
 SAVING = {

@@ -76,8 +76,8 @@ class Lines(ScrollView, can_focus=False):
         number = y + self.scroll_offset.y
         width = self.size.width
         if number >= self._count:
-            return Strip.blank(width)
-        style = Style(reverse=True) if number == self.chosen else Style()
+            return Strip.blank(width, self.rich_style)
+        style = self.rich_style + Style(reverse=number == self.chosen)
         return Strip([Segment(self._line(number), style)]).adjust_cell_length(width, style)
 
 

@@ -124,3 +124,13 @@ def test_a_prediction_is_measured_against_a_loop_by_hand(tmp_path):
     (row,) = measured["rows"]
     assert len(row["samples"]) == 4
     assert set(row["notes"]["start to first row, s"]) < set(row["samples"])
+
+
+def test_a_page_of_ranks_is_written_and_drawn(tmp_path):
+    pytest.importorskip("textual")
+    measured, _ = measure(tmp_path, "top.py", "--rounds", "1", "--sizes", "40")
+
+    assert [set(row["samples"]) for row in measured["rows"]] == [
+        {"live.json", "5 ms"},
+        {"hpctrain top", "DataTable", "100 ms"},
+    ]

@@ -1,4 +1,4 @@
-"""Runs of a thousand ranks and others, as `hpctrain top` gets them: fabricated, and always the same."""
+"""Runs as `hpctrain top` gets them, one of a thousand ranks: fabricated, and always the same."""
 
 from __future__ import annotations
 

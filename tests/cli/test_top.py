@@ -20,6 +20,7 @@ from hpctrain.rundir.live_text import choose_curve, render_page
 from hpctrain.rundir.paths import RunPaths
 from tests.cli.live_views import NOW, large_view, small_view, some_views
 from tests.cli.test_json_output import check
+from tests.terminal import press
 from tests.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -153,6 +154,18 @@ def test_a_run_is_shown_at_work_killed_copied_and_damaged(place: Place, tmp_path
     storage = str(place.paths.root.parent)
     assert "a+b.c  running" in place.top("--storage", storage)
     assert place.top(str(place.paths.root), str(place.paths.root)).count("a+b.c  running") == 1
+
+    pytest.importorskip("textual")
+    page, code = press(
+        b"q",
+        [*HPCTRAIN, "top"],
+        shown_before=b"2 training",
+        cwd=tmp_path,
+        environ={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"},
+        timeout_s=60,
+    )
+    assert code == 0, page
+    assert "hpctrain top: 1 run, 1 at work" in page
 
     shutil.copytree(place.paths.root, tmp_path / "copy")
     assert place.top(str(tmp_path / "copy")).startswith("copy: stopped\n")

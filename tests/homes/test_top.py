@@ -105,7 +105,7 @@ def test_a_run_is_shown_in_the_queue_at_work_and_after_it_was_cancelled(
         assert " of 1e+06, " in shown
         status = login.status()
         assert [use["name"] for use in status["node_use"]] == status["nodes"]
-        assert all(0 < use["memory_mib"] for use in status["node_use"])
+        assert all(use["memory_mib"] > 0 for use in status["node_use"])
         assert {rank["node"] for rank in status["slowest_ranks"]} == set(status["nodes"])
 
         page, code = press(
