@@ -122,13 +122,16 @@ class LiveWatch:
         files, now = self._reader.read(), time.time()
         self._job = None
         state, live = self._find_state(files)
-        if live is False and files.status is not None and not files.status.state.is_final:
+        if state == "lost":
             # It may have ended during the check of its executor.
             files = self._reader.read()
-            if (status := files.status) is not None and status.state.is_final:
-                state = status.state.value
-        waits = "" if self._job is None else explain_wait(self._job, run=str(self.paths.root))
+            if files.status is not None and files.status.state.is_final:
+                state = files.status.state.value
+        waits = self._explain_wait()
         return make_view(files, self.paths, state=state, live=live, now=now, waits=waits)
+
+    def _explain_wait(self) -> str:
+        return "" if self._job is None else explain_wait(self._job, run=str(self.paths.root))
 
     def _find_state(self, files: RunFiles) -> tuple[str, bool | None]:
         status = files.status

@@ -115,8 +115,8 @@ def make_view(
     *,
     state: str,
     live: bool | None,
-    now: float,
     waits: str = "",
+    now: float,
 ) -> LiveView:
     """Return a run at one moment. Pure.
 

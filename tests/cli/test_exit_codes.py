@@ -62,6 +62,7 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
             "status",
             "why",
             "list",
+            "top",
             "history",
             "diff",
             "replay",
