@@ -7,7 +7,8 @@ from typing import Any
 def test_a_finished_run_is_0_and_a_failed_run_is_4(done: Any) -> None:
     finished = done("wait", "fine", "--json")
     assert finished.returncode == 0
-    assert json.loads(finished.stdout) == {**done.status("fine"), "exit_code": 0}
+    (listed,) = [run for run in json.loads(done("list", "--json").stdout) if run["name"] == "fine"]
+    assert json.loads(finished.stdout) == {**listed, "exit_code": 0}
     failed = done("wait", "bad")
     assert failed.returncode == 4
     assert failed.stdout == ""
