@@ -62,6 +62,13 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
     node_timeout_s=number(
         5, explain="seconds, 5 or more. A shorter timeout would drop busy nodes."
     ),
+    slow_node_factor=optional(
+        number(
+            1.25,
+            explain="how many times as long a step may take because of one node; 1.25 or more, "
+            "since less is not told from noise. None leaves no slow node out.",
+        )
+    ),
 )
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
@@ -93,6 +100,11 @@ class FailureConfig:
     node_timeout_s: float = 30.0
     """Seconds without a heartbeat after which a node counts as lost; its agent sends one every
     two."""
+    slow_node_factor: float | None = None
+    """How many times as long a step may take because of one slow node. One that is at or above it
+    for half a minute is left out of the job, where a spare node or fewer workers can take its
+    place: the ranks stop after a checkpoint and start again, which costs no budget. None only names
+    slow nodes, as does any value where nothing times the steps."""
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""

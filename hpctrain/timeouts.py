@@ -283,6 +283,25 @@ EXAMINATION_S = Timeout(
     30.0, "examination", "agents to examine silent ranks", "WorkerHangError without it"
 )
 PY_SPY_S = Timeout(10.0, "py_spy", "``py-spy dump`` of one rank", "the hang is shown without it")
+STEP_TIMES_S = Timeout(
+    60.0, "step_times", "ranks to say how long their steps take", "they are asked again"
+)
+LOAD_S = Timeout(
+    2.0, "load", "ranks of a slow node to say what it suffers from", "it is named without it"
+)
+SLOW_NODE_S = Timeout(
+    30.0,
+    "slow_node",
+    "a slow node to become as fast as the others",
+    "it is left out",
+    "``FailureConfig(slow_node_factor=...)``: whether",
+)
+SLOW_NODE_INTERVAL_S = Timeout(
+    600.0,
+    "slow_node_interval",
+    "the effect of leaving a slow node out",
+    "the next one may be left out",
+)
 LEFT_BEHIND_S = Timeout(
     5.0,
     "left_behind",

@@ -44,6 +44,7 @@ _STATUS = (
     ("nodes", "array of string", "host names, by node rank"),
     ("phase", "string", "earliest phase that any rank is in; begins with ``stopping`` in a stop"),
     ("stalled", "string", "ranks without progress, and their phase; empty if there are none"),
+    ("slow", "string", "nodes that hold up every step, and why; empty if there are none"),
     ("last_restart", "string", "cause of the last restart; empty without one"),
     ("deadline", "number|null", "when the time limit of the job, or ``total_time``, ends"),
     ("reports", "integer", "number of the last report"),

@@ -93,6 +93,7 @@ class RunView:
             "nodes": list(status.nodes),
             "phase": status.phase,
             "stalled": status.stalled,
+            "slow": status.slow,
             "last_restart": status.last_restart,
             "deadline": status.deadline,
             "reports": self.reports,

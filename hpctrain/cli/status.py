@@ -76,6 +76,8 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
         rows.append(("restarted", status.last_restart))
     if status.stalled:
         rows.append(("stalled", status.stalled))
+    if status.slow:
+        rows.append(("slow", status.slow))
     if view.metrics:
         rows.append(("metrics", format_metrics(view.metrics, most=8)))
     if view.checkpoint is not None:

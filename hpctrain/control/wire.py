@@ -17,7 +17,7 @@ _MAX_BODY_BYTES = 2**30
 _READ_BYTES = 2**18
 _MAX_READS = 16
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Number of what frames are called and hold: another one with each change of it."""
 
 UNKNOWN_RANK = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from hpctrain import timeouts
@@ -14,6 +14,7 @@ from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.live_record import LiveRecord
 from hpctrain.execute.profile_requests import ProfileRequests
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.slow_nodes import SlowNode, SlowNodes
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.execute.waits import ask_where_ranks_are, explain_waits
 from hpctrain.own_time import Deadline
@@ -72,6 +73,7 @@ class AttemptLoop:
         self._in_each_turn = in_each_turn
         self._hang: HangWatch | None = None
         self._live = LiveRecord(recorder.run_record, attempt)
+        self._slow: SlowNodes | None = None
         self._profiles = ProfileRequests(
             recorder.paths, attempt.ranks.broadcast, recorder.run_record.note
         )
@@ -111,7 +113,13 @@ class AttemptLoop:
             self._stopping.step()
         self._profiles.step()
         self._live.step()
+        self._look_for_slow_nodes()
         self._look_for_hangs()
+
+    @property
+    def slow_nodes(self) -> Mapping[str, tuple[SlowNode, float]]:
+        """Nodes that are slow, and when they were named, in seconds of ``time.monotonic``."""
+        return {} if self._slow is None else self._slow.slow
 
     def conclude(self) -> None:
         """Store what the training function returned, or raise why it did not.
@@ -194,6 +202,35 @@ class AttemptLoop:
             if deadline.is_over:
                 return
             self.turn(self._attempt.poll(min(_POLL_S, deadline.left_s)))
+
+    def _look_for_slow_nodes(self) -> None:
+        tracker, run_record = self._attempt.tracker, self._recorder.run_record
+        if self._slow is None:
+            if len(self._ranks.workers) < len(self._ranks):
+                return
+            self._slow = SlowNodes(
+                self._attempt.progress,
+                broadcast=self._ranks.broadcast,
+                workers=self._ranks.workers,
+                note=run_record.note,
+                attempt=run_record.status.attempt,
+                advice=self._advise_on_slow_node,
+            )
+        if not tracker.has_failed:
+            self._slow.step()
+        if self._slow.text != run_record.status.slow:
+            run_record.change(slow=self._slow.text)
+
+    def _advise_on_slow_node(self, slow: SlowNode) -> str:
+        run, status = self._recorder.paths.root, self._recorder.run_record.status
+        what = f"'hpctrain profile {run} --ranks {slow.ranks[0]}' shows what it does."
+        if self._failure_config.slow_node_factor is not None or len(status.nodes) == 1:
+            return what
+        exclude = f", and SlurmConfig(sbatch_args=['--exclude={slow.node}']) this one"
+        return (
+            f"{what} FailureConfig(slow_node_factor=1.5) leaves such a node out"
+            f"{exclude if status.job_id else ''}, from the next fit() on."
+        )
 
     def _look_for_hangs(self) -> None:
         tracker, run_record = self._attempt.tracker, self._recorder.run_record

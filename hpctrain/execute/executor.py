@@ -27,6 +27,8 @@ from hpctrain.execute.rank_container import RankContainer
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
+from hpctrain.execute.slow_node_policy import SlowNodePolicy
+from hpctrain.execute.slow_nodes import SlowNode
 from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
@@ -105,6 +107,13 @@ class Executor:
             bad=bad_nodes(paths, job_id=job_id) if leaves_out else None,
         )
 
+        self._slow_node_policy = SlowNodePolicy(
+            run_config.failure_config.slow_node_factor,
+            why_kept=lambda slow: self._node_pool.why_kept(self._name_in_job(slow)),
+            note=self._run_record.note,
+        )
+        self._placed_nodes: tuple[str, ...] = ()
+
     def run(self) -> bool:
         """Run until the run has ended, or goes on in another job.
 
@@ -140,6 +149,8 @@ class Executor:
                     recorder.finish_validations(self._preemption.step)
                     break
                 except Resize as resize:
+                    if resize.without is not None:
+                        self._leave_out(resize.without)
                     self._note_restart(str(resize))
                     continue
                 except (LaunchError, TrainingFailedError) as error:
@@ -159,6 +170,18 @@ class Executor:
             self._agents.close(timeouts.AGENTS_END_S)
         recorder.end(None)
         return True
+
+    def _leave_out(self, slow: SlowNode) -> None:
+        node, status = self._name_in_job(slow), self._run_record.status
+        self._node_pool.leave_out(node, str(slow))
+        self._slow_node_policy.note_left_out()
+        of = {"job_id": status.job_id, "attempt": status.attempt}
+        self._run_record.note("node-left-out", node=node, reason=str(slow), **of)
+
+    def _name_in_job(self, slow: SlowNode) -> str:
+        """Return what Slurm calls a node, which its host name need not be."""
+        placed = self._placed_nodes
+        return placed[slow.node_rank] if slow.node_rank < len(placed) else slow.node
 
     def _may_wait(self) -> bool:
         """Return whether the run is not to stop, between two attempts."""
@@ -256,6 +279,7 @@ class Executor:
                 raise LaunchError(str(shortage)) from shortage
             self._preemption.give_job_up(str(shortage))
             raise
+        self._placed_nodes = placement.nodes
         start = recorder.begin_attempt(self._resume_from)
         group = WorkerGroup(
             num_cpus_per_worker=self._plan.threads_per_task,
@@ -319,7 +343,14 @@ class Executor:
             interpret=self._preemption.interpret,
             nodes=ranks_of,
         )
-        with ScalingPolicy(self.recorder, attempt.tracker, self._node_pool, stop) as scaling_policy:
+        policy = self._slow_node_policy
+        with ScalingPolicy(
+            self.recorder,
+            attempt.tracker,
+            self._node_pool,
+            stop,
+            slow_node=lambda: policy.choose(loop.slow_nodes),
+        ) as scaling_policy:
             loop = AttemptLoop(
                 self.recorder,
                 attempt,

@@ -117,14 +117,14 @@ def explain_bad_nodes(verdict: Verdict, *, in_allocation: bool) -> str:
 
 
 def bad_nodes(paths: RunPaths, *, job_id: str | None) -> dict[str, str]:
-    """Return the nodes of a job that were found bad, and why, as the ledger has it.
+    """Return the nodes of a job that were found bad or left out, and why, as the ledger has it.
 
     Not collective. Another job may find them repaired.
     """
     return {
         event["node"]: event["reason"]
         for event in read_events(paths)
-        if event["event"] == "node-bad" and event.get("job_id") == job_id
+        if event["event"] in ("node-bad", "node-left-out") and event.get("job_id") == job_id
     }
 
 

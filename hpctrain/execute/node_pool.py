@@ -127,6 +127,28 @@ class NodePool:
             and bool(self._suspects or self._nodes.lost.keys() & self._used)
         )
 
+    def why_kept(self, node: str) -> str:
+        """Return why the run cannot go on without a node; empty if it can. Not collective."""
+        if self._nodes is None or not self._plan.job_nodes.survives_loss:
+            return (
+                "the run has a fixed size and no spare node. ScalingConfig(num_workers=(fewest, "
+                "most)) or SlurmConfig(spare_nodes=1) would let it go on without"
+            )
+        most = self._plan.placement.max_tasks_per_node
+        rest = {n: self._plan.node_slots.get(n, most) for n in self._used if n != node}
+        fewest = self._plan.job_nodes.min_workers
+        if place_on_nodes(self._plan.placement, rest, fewest=fewest) is None:
+            return (
+                f"the other {len(rest)} nodes have room for {sum(rest.values())} workers, and the "
+                f"run needs {fewest}"
+            )
+        return ""
+
+    def leave_out(self, node: str, reason: str) -> None:
+        """Never use a node of this job again, although it lives. Not collective."""
+        assert self._nodes is not None
+        self._nodes.leave_out({node: reason})
+
     def can_grow(self) -> bool:
         """Return whether nodes that the run lacks are back; looks in a thread, now and then.
 

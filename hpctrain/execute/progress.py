@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from hpctrain.control.wire import Frame
 from hpctrain.own_time import OwnTime
 from hpctrain.worker.flight_recorder import GroupRecord
+from hpctrain.worker.load import Load
 
 _UNTIL_TRAINING = ("mpi", "importing", "preprocessing", "backend")
 _RETURNED = ("shutdown", "done")
@@ -43,6 +44,10 @@ class Progress:
         """What their agents saw from outside."""
         self.reasons: dict[int, str] = {}
         """Why ranks do not answer, as their agents see it."""
+        self.step_times: dict[int, tuple[bytes, int]] = {}
+        """How long steps of ranks take, encoded, and the microseconds that reading it costs."""
+        self.loads: dict[int, Load] = {}
+        """What holds ranks up."""
 
     def __len__(self) -> int:
         """Return the number of ranks."""
@@ -72,6 +77,10 @@ class Progress:
         elif frame.op == "examined":
             self.seen[rank] = frame.body.decode(errors="replace")
             self.reasons[rank] = frame.header["reason"]
+        elif frame.op == "step-times":
+            self.step_times[rank] = frame.body, frame.header["cost_us"]
+        elif frame.op == "load":
+            self.loads[rank] = Load.from_json(json.loads(frame.body))
         elif frame.op in ("report", "part", "phase", "done", "heartbeat"):
             self._since[rank] = self.now
             if frame.op == "report":

@@ -40,6 +40,7 @@ from hpctrain.worker.leftovers import remove_dead_segments, remove_dead_segments
 from hpctrain.worker.linked_training import LinkedTraining
 from hpctrain.worker.profiling import answer_profile_requests
 from hpctrain.worker.stacks import answer_with_stacks
+from hpctrain.worker.step_times import answer_step_times
 from hpctrain.worker.train import export_thread_counts, settle
 from hpctrain.world import World
 
@@ -268,6 +269,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     )
     answer_with_stacks(link, opening.paths, world)
     answer_profile_requests(link, opening.paths, world)
+    answer_step_times(link)
     link.introduce(world.world_rank, hello_details(world))
     previous = _forward_signals(link)
     try:

@@ -45,6 +45,8 @@ class RunStatus:
     """The earliest phase that any rank is in."""
     stalled: str = ""
     """Which ranks make no progress, where, and since when; empty as long as all do."""
+    slow: str = ""
+    """Which nodes make every step longer, by how much, and what they suffer from; empty without."""
     deadline: float | None = None
     """When the time limit of its job, or ``RunConfig(total_time=...)``, ends; None if neither is
     known."""
@@ -96,7 +98,7 @@ class RunStatus:
         if event not in TRANSITIONS[self.state]:
             return self
         state, action = next_state(self.state, event)
-        own: dict[str, Any] = {"stalled": ""}
+        own: dict[str, Any] = {"stalled": "", "slow": ""}
         if action is Action.NOTE_END:
             own |= {"ended_at": time.time() if now is None else now}
         else:
@@ -209,6 +211,7 @@ def _as_copy(status: RunStatus, root: Path) -> RunStatus:
         owner_pid=0,
         owner_start=0,
         stalled="",
+        slow="",
         error=f"{root} is a copy of {status.path}, made while that run was at work, and the "
         f"copy is not. fit() with its storage_path and name resumes it from its own checkpoints, "
         f"as a run of its own.",

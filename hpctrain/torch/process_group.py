@@ -15,6 +15,7 @@ from hpctrain.worker.address import listen_at
 from hpctrain.worker.context import active_worker
 from hpctrain.worker.flight_recorder import record_with
 from hpctrain.worker.profiling import profile_with
+from hpctrain.worker.step_times import time_steps_with
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hpctrain.torch.config import TorchConfig
     from hpctrain.torch.separate_models import SeparateModelsWatch
     from hpctrain.torch.step_profiler import TorchStepProfiler
+    from hpctrain.torch.step_times import StepClock
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # torch's own: "0" if env:// is not to use the store of libuv.
@@ -38,6 +40,7 @@ class TorchBackend(Backend):
     _is_alone = False
     _watch: SeparateModelsWatch | None = None
     _profiler: TorchStepProfiler | None = None
+    _clock: StepClock | None = None
 
     def on_start(self, context: BackendContext, config: TorchConfig) -> None:
         """Make the process group. Collective.
@@ -106,11 +109,18 @@ class TorchBackend(Backend):
             order.compare_through(distributed.PrefixStore("hpctrain-orders", self._store))
 
     def on_training_start(self, context: BackendContext, config: TorchConfig) -> None:
-        """Be ready to profile, and watch whether ranks train one model. Not collective."""
+        """Be ready to profile, time steps, and watch whether ranks train one model.
+
+        Not collective.
+        """
         from hpctrain.torch.step_profiler import TorchStepProfiler
+        from hpctrain.torch.step_times import StepClock
 
         self._profiler = TorchStepProfiler()
         profile_with(self._profiler)
+        if context.world.world_size > 1:
+            self._clock = StepClock(context.world.world_size)
+            time_steps_with(self._clock.read)
         if context.world.world_size > 1 and self._store is not None:
             from torch import distributed
 
@@ -145,6 +155,10 @@ class TorchBackend(Backend):
         self._store = None
 
     def _stop_profiling(self) -> None:
+        if self._clock is not None:
+            time_steps_with(None)
+            self._clock.close()
+            self._clock = None
         if self._profiler is not None:
             profile_with(None)
             self._profiler.close()

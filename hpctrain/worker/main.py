@@ -35,6 +35,7 @@ from hpctrain.worker.failure import LAST_WORDS, describe_exception
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.profiling import answer_profile_requests
 from hpctrain.worker.stacks import answer_with_stacks
+from hpctrain.worker.step_times import answer_step_times
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -82,6 +83,7 @@ class Rank:
         self._link.handle("end", lambda _: _exit(0))
         answer_with_stacks(self._link, self._paths, world)
         answer_profile_requests(self._link, self._paths, world)
+        answer_step_times(self._link)
         self._link.introduce(world.world_rank, hello_details(world))
         return comm
 
