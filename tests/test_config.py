@@ -223,6 +223,13 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
             {"hang_timeout_s": 0},
             r"hang_timeout_s=\.\.\.\) is 0\. A number of seconds",
         ),
+        (
+            FailureConfig,
+            {"slow_node_factor": 1.1},
+            r"slow_node_factor=1\.1\): how many times as long .* 1\.25 or more",
+        ),
+        (FailureConfig, {"slow_node_factor": True}, r"slow_node_factor=True\): how many times"),
+        (FailureConfig, {"slow_node_factor": float("nan")}, r"slow_node_factor=nan\): how many"),
         (FailureConfig, {"start_timeout_s": None}, r"start_timeout_s=\.\.\.\) is None\. A number"),
         (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=\.\.\.\) is 0\. A number"),
         (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout=\.\.\.\) is '1 h'\. A number of"),

@@ -129,7 +129,9 @@ class NodePool:
 
     def why_kept(self, node: str) -> str:
         """Return why the run cannot go on without a node; empty if it can. Not collective."""
-        if self._nodes is None or not self._plan.job_nodes.survives_loss:
+        if self._nodes is None:
+            return "the run has no other node"
+        if not self._plan.job_nodes.survives_loss:
             return (
                 "the run has a fixed size and no spare node. ScalingConfig(num_workers=(fewest, "
                 "most)) or SlurmConfig(spare_nodes=1) would let it go on without"
@@ -138,10 +140,8 @@ class NodePool:
         rest = {n: self._plan.node_slots.get(n, most) for n in self._used if n != node}
         fewest = self._plan.job_nodes.min_workers
         if place_on_nodes(self._plan.placement, rest, fewest=fewest) is None:
-            return (
-                f"the other {len(rest)} nodes have room for {sum(rest.values())} workers, and the "
-                f"run needs {fewest}"
-            )
+            room = sum(rest.values())
+            return f"without it there is room for {room} of the {fewest} workers that the run needs"
         return ""
 
     def leave_out(self, node: str, reason: str) -> None:

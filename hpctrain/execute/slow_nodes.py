@@ -93,6 +93,7 @@ class SlowNodes:
         self._interval_s = _LEAST_INTERVAL_S
         self._is_early = False
         self._suspects: dict[str, SlowNode] = {}
+        self._fastest = 0
         self._explain_at = 0.0
         self.slow: dict[str, tuple[SlowNode, float]] = {}
         """Nodes that have been named, and when, in seconds of ``time.monotonic``."""
@@ -105,10 +106,9 @@ class SlowNodes:
     def step(self) -> None:
         """Take the next step if there is one to take. Not collective."""
         now, progress = time.monotonic(), self._progress
-        if len(progress) < 2 or (self._asked_at is None and now < self._ask_at):
-            return
         if self._asked_at is None:
-            self._ask(now)
+            if now >= self._ask_at and len(progress) > 1:
+                self._ask(now)
         elif len(progress.step_times) == len(progress):
             self._take(now)
         elif now - self._asked_at > timeouts.STEP_TIMES_S:
@@ -131,14 +131,14 @@ class SlowNodes:
         self._history = before.after(
             {rank: decode_step_times(body) for rank, (body, _) in answers.items()}
         )
+        cost_s = max(cost_us for _, cost_us in answers.values()) / 1e6
+        own_s = time.monotonic() - now
+        least_s = max(
+            _LEAST_INTERVAL_S, cost_s * _READINGS_PER_COST, own_s * _READINGS_PER_OWN_COST
+        )
         if self._history is before:
-            self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL_S)
-        else:
-            cost_s = max(cost_us for _, cost_us in answers.values()) / 1e6
-            own_s = time.monotonic() - now
-            self._interval_s = max(
-                _LEAST_INTERVAL_S, cost_s * _READINGS_PER_COST, own_s * _READINGS_PER_OWN_COST
-            )
+            least_s = max(least_s, min(2 * self._interval_s, _LONGEST_INTERVAL_S))
+        self._interval_s = least_s
         answers.clear()
         self._asked_at, self._ask_at = None, now + self._next_reading_s()
         self._compare(now)
@@ -190,19 +190,17 @@ class SlowNodes:
     def _ask_for_load(self, nodes: Iterable[SlowNode]) -> None:
         self._progress.loads.clear()
         # One of each node, and the one that waits longest, for comparison.
-        self._broadcast("load", ranks=[self._fastest(), *(slow.ranks[0] for slow in nodes)])
-
-    def _fastest(self) -> int:
         skews = self._history.skews()
-        return min(range(len(skews)), key=skews.__getitem__)
+        self._fastest = min(range(len(skews)), key=skews.__getitem__)
+        self._broadcast("load", ranks=[self._fastest, *(slow.ranks[0] for slow in nodes)])
 
     def _explain(self, now: float) -> None:
         """Name the nodes once it is known what they suffer from, or that takes too long."""
         loads = self._progress.loads
-        wanted = [self._fastest(), *(slow.ranks[0] for slow in self._suspects.values())]
+        wanted = [self._fastest, *(slow.ranks[0] for slow in self._suspects.values())]
         if now < self._explain_at and not all(rank in loads for rank in wanted):
             return
-        other = loads.get(self._fastest())
+        other = loads.get(self._fastest)
         for slow in self._suspects.values():
             load = loads.get(slow.ranks[0])
             reasons = () if load is None else explain_load(load, other)

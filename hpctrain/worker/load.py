@@ -169,26 +169,24 @@ def _throttled(directory: str) -> float | None:
 
 def _cpu_groups(root: str, pid: int) -> list[str]:
     """Return the CPU cgroup of a process and those around it, as far as they are mounted here."""
-    try:
+    with suppress(OSError, ValueError, IndexError):
         groups = _read(f"{root}proc/{pid}/cgroup").splitlines()
-        mounts = _read(f"{root}proc/self/mountinfo").splitlines()
-    except OSError:
-        return []
-    version, place = 0, ""
-    for group in groups:
-        # "1:cpu,cpuacct:/job_7" is version 1, "0::/job_7" version 2; the CPU is counted by one.
-        _, controllers, path = group.split(":", 2)
-        if "cpu" in controllers.split(","):
-            version, place = 1, path
-        elif not controllers and version == 0:
-            version, place = 2, path
-    kind, option = ("cgroup", "cpu") if version == 1 else ("cgroup2", "")
-    # The last mount of a place hides the ones before.
-    for mount in reversed(mounts if version else []):
-        before, _, after = mount.partition(" - ")
-        top_inside, top = before.split()[3:5]
-        if after.split()[0] == kind and option in ("", *after.split()[2].split(",")):
-            return _chain(f"{root}{top.lstrip('/')}", place, top_inside)
+        version, place = 0, ""
+        for group in groups:
+            # "1:cpu,cpuacct:/job_7" is version 1, "0::/job_7" version 2: one of them counts it.
+            _, controllers, path = group.split(":", 2)
+            if "cpu" in controllers.split(","):
+                version, place = 1, path
+            elif not controllers and version == 0:
+                version, place = 2, path
+        kind, option = ("cgroup", "cpu") if version == 1 else ("cgroup2", "")
+        # The last mount of a place hides the ones before.
+        for mount in reversed(_read(f"{root}proc/self/mountinfo").splitlines()):
+            before, _, after = mount.partition(" - ")
+            fields = after.split()
+            if version and fields[0] == kind and option in ("", *fields[2].split(",")):
+                top_inside, top = before.split()[3:5]
+                return _chain(f"{root}{top.lstrip('/')}", place, top_inside)
     return []
 
 

@@ -82,11 +82,13 @@ def train(config):
 
 if __name__ == "__main__":
     request = json.loads(sys.argv[1])
+    workers = request["workers"]
     TorchTrainer(
         train,
         train_loop_config=request["config"],
         scaling_config=ScalingConfig(
-            num_workers=request["workers"], slurm=SlurmConfig(**request["slurm"])
+            num_workers=tuple(workers) if isinstance(workers, list) else workers,
+            slurm=SlurmConfig(**request["slurm"])
         ),
         run_config=RunConfig(
             storage_path=request["config"]["storage"], name="run", callbacks=[Impatient()],
@@ -105,6 +107,7 @@ class Run:
         storage: Path,
         *,
         steps: int,
+        workers: int | tuple[int, int] = 3,
         factor: float | None = None,
         **slurm: Any,
     ) -> None:
@@ -113,9 +116,9 @@ class Run:
         script.write_text(SCRIPT)
         request = {
             "config": {"storage": str(storage), "steps": steps},
-            "workers": 3,
+            "workers": workers,
             "factor": factor,
-            "slurm": {"nodes": 3, **slurm},
+            "slurm": slurm,
         }
         self.storage = storage
         self.paths = RunPaths(storage / "run")
@@ -225,7 +228,7 @@ def test_a_throttled_node_is_named_within_twenty_steps_and_replaced_by_the_spare
     # Where it is mounted does not matter, and virtual nodes have it nowhere.
     mount = ["mount", "-t", "cgroup", "-o", "cpu", "cpu", "/mnt"]
     assert cluster.run_on("node2", mount).returncode == 0
-    run = start(cluster, "slow", steps=120, factor=1.25, spare_nodes=1)
+    run = start(cluster, "slow", steps=120, factor=1.25, nodes=3, spare_nodes=1)
     run.wait("step 30", lambda: run.step >= 30)
     assert run.events("node-slow") == []
     onset = run.step
@@ -253,4 +256,40 @@ def test_a_throttled_node_is_named_within_twenty_steps_and_replaced_by_the_spare
     ended, began = run.events("attempt-ended")[0], run.events("attempt-started")[1]
     assert began["first_report"] == ended["reports"]
     assert "left out: rank 1 on node2" in run.command("history")
-    assert losses(result) == losses(start(cluster, "undisturbed", steps=120).finish())
+    assert losses(result) == losses(start(cluster, "undisturbed", steps=120, nodes=3).finish())
+
+
+def test_an_elastic_run_goes_on_without_a_slow_node_and_keeps_its_fewest(
+    make_cluster: MakeCluster, start: Callable[..., Run]
+) -> None:
+    cluster = make_cluster(num_nodes=3)
+    run = start(cluster, "slow", steps=150, workers=(2, 3), factor=1.25, tasks_per_node=1)
+    run.wait("step 20", lambda: run.step >= 20)
+    with throttled(run.ranks_on("node2")):
+        run.wait("another attempt", lambda: len(run.events("attempt-started")) == 2)
+    run.wait("more steps", lambda: run.step >= run.events("attempt-ended")[0]["reports"] * 10 + 20)
+    with throttled(run.ranks_on("node3")):
+        # Within ten minutes of the first, the second one is only named.
+        run.wait("another slow node", lambda: len(run.events("node-slow")) == 2)
+    result = run.finish()
+    assert [event["node"] for event in run.events("node-slow")] == ["node2", "node3"]
+    assert [event["node"] for event in run.events("node-left-out")] == ["node2"]
+    assert result.status.nodes == ("node1", "node3")
+    assert len(run.events("attempt-started")) == 2
+    assert [row["step"] for row in result.metrics_history][-1] == 150
+
+
+def test_a_run_of_fixed_size_keeps_a_slow_node_and_says_why(
+    make_cluster: MakeCluster, start: Callable[..., Run]
+) -> None:
+    cluster = make_cluster(num_nodes=3)
+    run = start(cluster, "slow", steps=120, factor=1.25, nodes=3)
+    run.wait("step 20", lambda: run.step >= 20)
+    with throttled(run.ranks_on("node3")):
+        run.wait("the reason", lambda: run.events("node-kept"))
+    run.wait("the end of it", lambda: run.events("node-slow-over"))
+    run.finish()
+    (kept,) = run.events("node-kept")
+    assert kept["node"] == "node3"
+    assert "SlurmConfig(spare_nodes=1)" in kept["reason"]
+    assert len(run.events("attempt-started")) == 1

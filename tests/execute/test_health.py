@@ -160,7 +160,9 @@ def test_the_ledger_remembers_the_bad_nodes_of_a_job(tmp_path: Path):
     assert bad_nodes(paths, job_id="7") == {}
     append_event(paths, "node-bad", node="node2", reason="full", job_id="6")
     append_event(paths, "node-bad", node="node3", reason="gone", job_id="7")
-    assert bad_nodes(paths, job_id="7") == {"node3": "gone"}
+    append_event(paths, "node-left-out", node="node4", reason="slow", job_id="7")
+    append_event(paths, "node-slow", node="node5", reason="slow", job_id="7")
+    assert bad_nodes(paths, job_id="7") == {"node3": "gone", "node4": "slow"}
 
 
 def test_this_machine_can_be_used(tmp_path: Path):

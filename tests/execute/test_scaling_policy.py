@@ -11,6 +11,7 @@ from hpctrain.control.wire import Frame
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
+from hpctrain.execute.slow_nodes import SlowNode
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
@@ -31,7 +32,7 @@ class NodesAreBack:
 
 
 class Attempt:
-    def __init__(self, path: Path, *, back: bool = True) -> None:
+    def __init__(self, path: Path, *, back: bool = True, slow: SlowNode | None = None) -> None:
         status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm")
         paths = RunPaths(path)
         self.recorder = Recorder(paths=paths, run_config=RunConfig(), status=status)
@@ -39,7 +40,13 @@ class Attempt:
         self.say("phase", phase="training")
         self.sent: list[str] = []
         stop = StopAgreement(self.recorder, self.tracker, lambda op, **_: self.sent.append(op))
-        self.scaling_policy = ScalingPolicy(self.recorder, self.tracker, NodesAreBack(back), stop)  # type: ignore[arg-type]
+        self.scaling_policy = ScalingPolicy(
+            self.recorder,
+            self.tracker,
+            NodesAreBack(back),  # type: ignore[arg-type]
+            stop,
+            slow_node=lambda: slow,
+        )
 
     def say(self, op: str, **details: Any) -> None:
         for rank in (0, 1):
@@ -139,3 +146,36 @@ def test_without_a_wish_to_grow_a_stop_is_a_stop(tmp_path: Path, monkeypatch):
     attempt.recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     with pytest.raises(RunStoppedError):
         attempt.scaling_policy.step()
+
+
+SLOW = SlowNode(node="node2", node_rank=1, ranks=(1,), factor=1.9, since=5, until=40)
+
+
+def test_ranks_leave_so_that_the_next_attempt_has_no_slow_node(tmp_path: Path):
+    attempt = Attempt(tmp_path, back=False, slow=SLOW)
+    attempt.agree_on(1)
+    assert attempt.recorder.decision.reason == str(SLOW)
+    attempt.say("report")
+    attempt.say("done", reports=1, notified=True)
+    with pytest.raises(Resize, match="rank 1 on node2 makes every step") as raised:
+        attempt.scaling_policy.conclude()
+    assert raised.value.without is SLOW
+    assert attempt.recorder.stop is None
+
+
+def test_ranks_that_end_before_have_finished_with_the_slow_node(tmp_path: Path):
+    attempt = Attempt(tmp_path, back=False, slow=SLOW)
+    attempt.agree_on(1)
+    attempt.say("done", reports=0)
+    attempt.scaling_policy.conclude()
+    assert attempt.recorder.stop is None
+
+
+def test_nodes_that_are_back_come_before_a_slow_one(tmp_path: Path):
+    attempt = Attempt(tmp_path, slow=SLOW)
+    attempt.agree_on(1)
+    attempt.say("report")
+    attempt.say("done", reports=1, notified=True)
+    with pytest.raises(Resize, match="are back") as raised:
+        attempt.scaling_policy.conclude()
+    assert raised.value.without is None
