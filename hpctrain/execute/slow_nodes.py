@@ -123,7 +123,7 @@ class SlowNodes:
             return
         self._progress.step_times.clear()
         self._asked_at = now
-        self._broadcast("step-times")
+        self._broadcast("step-times", after=self._history.last_step)
 
     def _take(self, now: float) -> None:
         answers = self._progress.step_times

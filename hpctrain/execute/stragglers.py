@@ -114,22 +114,30 @@ class StepHistory:
         )
 
     def _judge(self, rank: int, known: SlowRank | None) -> SlowRank | None:
-        for num_blocks, least_t in _WINDOWS if known is None else ():
-            recent = self.blocks[-num_blocks:]
-            if len(recent) < num_blocks or not _is_long(recent):
-                continue
-            for which in (0, 1):
-                shares = [block.shares[which][rank] for block in recent]
-                is_over = _mean(shares[-_WINDOWS[0][0] :]) < OVER_SHARE
-                if _mean(shares) >= SLOW_SHARE and _t(shares) >= least_t and not is_over:
-                    return self._describe(rank, _mean(shares), which)
         if known is None:
+            for which in (0, 1):
+                if (share := self._slow_share(rank, which)) is not None:
+                    return self._describe(rank, share, which)
             return None
         longer = self._recent(_OVER_BLOCKS, least_us=2 * _LEAST_US)
         if longer is not None and self._most(rank, longer) < OVER_SHARE:
             return None
         share = self._most(rank, self._recent(_WINDOWS[0][0]) or self.blocks)
         return replace(known, factor=factor_of(max(0.0, share)), until=self.last_step)
+
+    def _slow_share(self, rank: int, which: int) -> float | None:
+        """Return what a rank costs in the fewest blocks that show that it is slow."""
+        shares = [block.shares[which][rank] for block in self.blocks[-_WINDOWS[0][0] :]]
+        if _mean(shares) < OVER_SHARE:
+            # So are all but a few of a thousand ranks; or it was slow, and is not any more.
+            return None
+        for num_blocks, least_t in _WINDOWS:
+            recent = self.blocks[-num_blocks:]
+            if len(recent) == num_blocks and _is_long(recent):
+                shares = [block.shares[which][rank] for block in recent]
+                if _mean(shares) >= SLOW_SHARE and _t(shares) >= least_t:
+                    return _mean(shares)
+        return None
 
     def _describe(self, rank: int, share: float, which: int) -> SlowRank:
         since = self.blocks[-self._count_slow(rank, share, which)].first_step

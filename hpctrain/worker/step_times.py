@@ -84,21 +84,22 @@ def answer_step_times(link: Link) -> None:
     Not collective. They are read in a thread that ends with the answer.
     """
 
-    def send_times() -> None:
+    def send_times(after: int) -> None:
         # Of this thread alone: what the reading takes from the training.
         began_at = time.thread_time()
-        body = encode_step_times(read_step_times())
+        body = encode_step_times(each for each in read_step_times() if each.step > after)
         cost_us = round((time.thread_time() - began_at) * 1e6)
         link.post("step-times", body, cost_us=cost_us)
 
-    def send_load() -> None:
+    def send_load(_: int) -> None:
         before = measure_load()
         time.sleep(_LOAD_S)
         link.post("load", json.dumps(Load.between(before, measure_load()).to_json()).encode())
 
     def answer(frame: Frame) -> None:
         send = send_load if frame.op == "load" else send_times
-        threading.Thread(target=send, name="hpctrain-step-times", daemon=True).start()
+        args = (frame.header.get("after", 0),)
+        threading.Thread(target=send, args=args, name="hpctrain-step-times", daemon=True).start()
 
     link.handle("step-times", answer)
     link.handle("load", answer)

@@ -42,7 +42,7 @@ class Watched:
         ]
         self.slow_nodes = SlowNodes(
             self.progress,
-            broadcast=lambda op, ranks=None: self.sent.append((op, ranks)),
+            broadcast=lambda op, ranks=None, after=0: self.sent.append((op, ranks)),
             workers=workers,
             note=lambda event, **details: self.notes.append({"event": event, **details}),
             attempt=3,
