@@ -36,7 +36,7 @@ AIM = 1.002
 
 
 def measure(arguments: Namespace) -> Iterator[Measured]:
-    num_bytes = _bytes_of_a_step()
+    num_bytes = bytes_of_a_step()
     for size in arguments.sizes or (2,):
 
         def sample(how: str, size: int = size) -> Sample:
@@ -60,7 +60,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
         yield alternate(row, rounds=arguments.rounds, say=arguments.say)
 
 
-def _bytes_of_a_step() -> int:
+def bytes_of_a_step() -> int:
     content = bytes(2**20)
     taken = []
     for _ in range(50):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 
+import console
 import control
 import restart
 from arms import Measured
@@ -19,6 +20,7 @@ from spine import run_rows
 ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
     "restart": restart.measure,
     "control": control.measure,
+    "console": console.measure,
 }
 
 if __name__ == "__main__":

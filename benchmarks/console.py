@@ -1,0 +1,63 @@
+"""``console``: steps of 1 ms of a run that is looked at in every way, against one that is not.
+
+The loop is that of ``control`` with a collective and an optimizer in each step, for which the
+flight recorder and the search for slow nodes cost something. Two rows of the same steps: their
+time, and the CPU time of all threads of rank 0. On a machine with as many cores as ranks,
+``hpctrain top`` and the executor take theirs from the ranks, as they do nowhere else: there the
+second row counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from arms import (
+    PROGRAMS,
+    Arm,
+    Goal,
+    Measured,
+    Row,
+    Sample,
+    alternate,
+    child_environment,
+    judge,
+    run_command,
+)
+from control import bytes_of_a_step
+
+RANKS = 2
+BLOCKS = 60
+MOST = 1.005
+
+
+def measure(arguments: Namespace) -> Iterator[Measured]:
+    num_bytes = bytes_of_a_step()
+
+    def sample(how: str) -> Sample:
+        with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
+            answer = Path(folder, "answer.json")
+            program = PROGRAMS / "console_steps.py"
+            argv = [
+                str(w) for w in (sys.executable, program, how, RANKS, num_bytes, BLOCKS, answer)
+            ]
+            run_command(argv, cwd=folder, env=child_environment(arguments.tree), timeout_s=180)
+            blocks = json.loads(answer.read_bytes())
+        # What others do on the machine hits some of the blocks.
+        return Sample(median(wall for wall, _ in blocks), median(cpu for _, cpu in blocks))
+
+    row = Row(
+        name="console",
+        ours=Arm(name="on", measure=lambda: sample("on")),
+        others=[Arm(name="off", measure=lambda: sample("off"))],
+        goals=[Goal(against="off", factor=MOST)],
+    )
+    measured = alternate(row, rounds=arguments.rounds, say=arguments.say)
+    yield measured
+    cpu = {arm: [Sample(s.cpu_s or 0.0) for s in of] for arm, of in measured.samples.items()}
+    yield judge("console, CPU of a step", "on", cpu, row.goals)

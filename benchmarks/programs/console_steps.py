@@ -1,0 +1,100 @@
+"""Steps of 1 ms of an optimizer: ``python console_steps.py off|on RANKS BYTES BLOCKS ANSWER``.
+
+``on`` is all that shows a run while it goes: the flight recorder and the skew of ranks that is read
+from it, live.json, the file for Prometheus, and a terminal with ``hpctrain top``.
+"""
+
+import json
+import math
+import os
+import pty
+import subprocess
+import sys
+import threading
+
+STEPS = 100
+
+
+def measure(num_bytes, blocks):
+    """Return the mean wall and CPU time of a step, for each block of steps."""
+    import hashlib
+    from time import perf_counter, process_time
+
+    import torch
+    from torch import distributed
+
+    import hpctrain
+
+    content, weight = bytes(num_bytes), torch.zeros(1)
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def block():
+        wall, cpu = perf_counter(), process_time()
+        for _ in range(STEPS):
+            hashlib.sha256(content).digest()
+            distributed.all_reduce(weight.grad)
+            optimizer.step()
+            if hpctrain.should_stop():
+                raise SystemExit("nobody asked to stop")
+        taken = (perf_counter() - wall) / STEPS, (process_time() - cpu) / STEPS
+        hpctrain.report({"step_s": taken[0]})
+        return taken
+
+    block()
+    return [block() for _ in range(blocks)]
+
+
+def train(config):
+    return measure(config["bytes"], config["blocks"])
+
+
+def watch():
+    """Show the run in a terminal that somebody reads; return the process and the terminal."""
+    terminal, own_end = pty.openpty()
+    command = [sys.executable, "-m", "hpctrain.cli", "top", "run"]
+    top = subprocess.Popen(command, stdin=own_end, stdout=own_end, stderr=own_end)
+    os.close(own_end)
+
+    def read():
+        try:
+            while os.read(terminal, 65536):
+                pass
+        except OSError:
+            # Its last process has ended.
+            pass
+
+    threading.Thread(target=read, daemon=True).start()
+    return top
+
+
+if __name__ == "__main__":
+    how, ranks, num_bytes, blocks = sys.argv[1], *map(int, sys.argv[2:5])
+    callbacks = []
+    if how == "off":
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
+        from hpctrain.execute import live_record
+
+        live_record.INTERVAL_S = math.inf
+    else:
+        from hpctrain.callbacks import PrometheusCallback
+
+        callbacks.append(PrometheusCallback("metrics.prom"))
+    from hpctrain import RunConfig, ScalingConfig
+    from hpctrain.torch import TorchTrainer
+
+    trainer = TorchTrainer(
+        train,
+        train_loop_config={"bytes": num_bytes, "blocks": blocks},
+        scaling_config=ScalingConfig(num_workers=ranks),
+        run_config=RunConfig(name="run", storage_path=".", verbose=0, callbacks=callbacks),
+    )
+    top = watch() if how == "on" else None
+    try:
+        answer = trainer.fit().return_value
+    finally:
+        if top is not None:
+            top.terminate()
+            top.wait(timeout=30)
+    with open(sys.argv[5], "w") as file:
+        json.dump(answer, file)
