@@ -38,6 +38,7 @@ NEEDS = {
     "lightning": ("lightning",),
     "own-framework": ("sklearn",),
     "prediction": ("h5py", "xgboost"),
+    "top": ("IPython",),
     "ray-train": ("torch",),
     "tracking": ("lightning",),
     "trees": ("lightgbm", "pandas", "pyarrow", "sklearn", "xgboost"),
