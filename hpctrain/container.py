@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Literal
 
 from hpctrain.checks import check_type, show_changes
 from hpctrain.errors import ConfigError
-from hpctrain.rules import checked, choice, line, several, with_value
+from hpctrain.rules import checked, choice, line, path, several, with_value
 
 ContainerRuntime = Literal["apptainer", "singularity", "pyxis", "shifter", "podman-hpc"]
 
@@ -22,8 +22,9 @@ _MODES = ("ro", "rw")
 
 
 def _image(what: str, value: Any) -> str:
-    check_type(what, value, str, os.PathLike)
-    image: str = line(otherwise="the image as its runtime knows it")(what, os.fspath(value))
+    check_type(what, value, str, PathLike)
+    name = path(what, value) if isinstance(value, PathLike) else value
+    image: str = line(otherwise="the image as its runtime knows it")(what, name)
     if image.startswith(("-", "~", "$")):
         raise ConfigError(
             f"{with_value(what, value)}: no shell reads it. Give the whole path of the image, or "
@@ -33,8 +34,7 @@ def _image(what: str, value: Any) -> str:
 
 
 def _mount(what: str, value: Any) -> str:
-    check_type(what, value, str, os.PathLike)
-    mount = os.fspath(value)
+    mount: str = path(what, value)
     parts = mount.split(":")
     mode = parts.pop() if len(parts) > 1 and parts[-1] in _MODES else ""
     is_whole = len(parts) in (1, 2) and all(part.startswith("/") for part in parts)

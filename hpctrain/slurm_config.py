@@ -7,13 +7,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from os import PathLike, fspath
+from os import PathLike
 from typing import Literal
 
 from hpctrain.checks import check_type, show_changes, shown
 from hpctrain.container import Container
 from hpctrain.errors import ConfigError
-from hpctrain.rules import Rule, checked, choice, count, kind, line, optional, several, with_value
+from hpctrain.rules import (
+    Rule,
+    checked,
+    choice,
+    count,
+    kind,
+    line,
+    optional,
+    path,
+    several,
+    with_value,
+)
 
 GpuRequest = Literal["auto", "gpus-per-node", "gpus-per-task", "gres", "gpus"]
 
@@ -57,7 +68,7 @@ def _container(what: str, value: object) -> Container:
     if isinstance(value, (str, PathLike)):
         raise ConfigError(
             f"{with_value(what, value)}: say which runtime opens the image, as in "
-            f"Container(image={shown(fspath(value))}, runtime='apptainer')."
+            f"Container(image={shown(path(what, value))}, runtime='apptainer')."
         )
     check_type(what, value, Container)
     assert isinstance(value, Container)

@@ -54,7 +54,7 @@ def test_a_missing_train_dataset_is_a_key_error_too():
     with pytest.raises(KeyError) as refusal:
         XGBoostTrainer(datasets={"valid": data}, label_column="y", params={})
     assert isinstance(refusal.value, ConfigError)
-    assert str(refusal.value).startswith("datasets has ['valid'], and no 'train'")
+    assert str(refusal.value).startswith("datasets has ['valid'], but no 'train'")
     with pytest.raises(KeyError):
         SklearnTrainer(estimator=LinearRegression(), datasets={"valid": data}, label_column="y")
     with pytest.raises(KeyError):
@@ -76,7 +76,7 @@ def test_scoring_workers_are_ranks(tmp_path: Path):
     scaling, _ = take_scaling(kwargs, None, Doubled, {})
     assert scaling == ScalingConfig(num_workers=3, resources_per_worker={"CPU": 2})
     assert kwargs == {"a": 1}
-    with pytest.raises(ConfigError, match="Say all of it in the ScalingConfig"):
+    with pytest.raises(ConfigError, match="Give only the ScalingConfig"):
         take_scaling({"min_scoring_workers": 2}, ScalingConfig(), Doubled, {})
     predictor = BatchPredictor.from_checkpoint(Checkpoint.from_dict({}), Doubled)
     with pytest.raises(ConfigError, match="num_workers"):
@@ -114,7 +114,7 @@ def test_boosters_by_rays_names():
     booster = xgboost.train({"nthread": 1}, matrix, num_boost_round=2)
     checkpoint = XGBoostCheckpoint.from_model(booster=booster)
     assert checkpoint.get_model().num_boosted_rounds() == 2
-    with pytest.raises(ConfigError, match="takes one model"):
+    with pytest.raises(ConfigError, match="Give one model"):
         XGBoostCheckpoint.from_model()
 
 

@@ -59,7 +59,7 @@ def test_one_that_forgets_its_base_says_so():
         def __init__(self):
             pass
 
-    with pytest.raises(ConfigError, match=r"call super\(\)\.__init__\(preprocessor\)"):
+    with pytest.raises(ConfigError, match=r"Call super\(\)\.__init__\(preprocessor\)"):
         Forgetful().predict({"x": np.array([1])})
 
 

@@ -112,7 +112,7 @@ def test_one_that_transforms_nothing_says_so():
     with pytest.raises(ConfigError, match="set _is_fittable = False"):
         Nothing().fit(FRAME)
     Nothing._is_fittable = False
-    with pytest.raises(ConfigError, match=r"define _transform_pandas\(self, df\) or"):
+    with pytest.raises(ConfigError, match=r"Define _transform_pandas\(self, df\) or"):
         Nothing().transform_batch(FRAME)
 
 
