@@ -130,6 +130,8 @@ def without_fleeting(printed: str) -> str:
 def normalize(text: str) -> str:
     """Leave out times, pids, rates, job ids, the name of this machine, and how far a run came."""
     for pattern, instead in (
+        # What ranks and nodes do at this moment.
+        (r"(?m)^  (phases|speed|nodes|slowest)  [^\n]*\n", ""),
         (rf"\b{re.escape(os.uname().nodename)}\b", "laptop"),
         (r"\b\d+(\.\d+)? (ms|s|min|h|d)\b", "TIME"),
         (r"\b\d+(\.\d+)?/s\b", "RATE"),

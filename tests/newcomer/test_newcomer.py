@@ -151,6 +151,7 @@ def evidence(login: Any, cluster: Any, run: str) -> str:
 
 def how_far_is_left_out(text: str) -> str:
     """Leave out which report it was, its metrics, and the number of the job before it."""
+    text = re.sub(r"(?m)^(  checkpoints) \d+, the newest \d+,", r"\1 N, the newest 00000N,", text)
     # A narrow terminal may break the word.
     text = re.sub(r"(\br\n?e\n?p\n?o\n?r\n?ts?\s+)\d\b", r"\1N", text)
     text = re.sub(r"(?m)^endless  running  .*$", "endless  running", text)
