@@ -93,6 +93,8 @@ def check_target(target: Path) -> None:
 
     if target.is_dir():
         raise ConfigError(f"--output={target}: it is a directory. Give a file in it.")
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"--output={target}: it is a device or a pipe. Give the path of a file.")
     if not target.parent.is_dir():
         raise ConfigError(
             f"--output={target}: there is no directory {target.parent}. Make it, or give another "

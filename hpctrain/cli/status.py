@@ -46,7 +46,7 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
     from hpctrain.cli.run_view import format_age
     from hpctrain.host_list import compress_hosts
     from hpctrain.printable import show_controls
-    from hpctrain.rundir.display import format_elapsed, format_metrics
+    from hpctrain.rundir.display import format_elapsed, format_metrics, one_line
     from hpctrain.rundir.live_text import live_rows
 
     status = view.status
@@ -54,7 +54,8 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
     shows_phase = not view.reported_at or status.phase.startswith("stopping")
     why = status.phase.removeprefix("stopping: ")
     phase = f" ({why})" if view.live and status.phase and shows_phase else ""
-    rows = [("path", str(view.path))]
+    # A name may have any character.
+    rows = [("path", one_line(str(view.path)))]
     if view.state == "lost":
         rows.append(("executor", f"gone: {_executor(view)}"))
     elif view.live is None:

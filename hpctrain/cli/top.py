@@ -79,6 +79,7 @@ def top(
 
 
 def _print_once(watch: RunsWatch, *, is_one: bool, nothing: str) -> None:
+    import sys
     import time
 
     from hpctrain.cli.list_runs import width_of_output
@@ -90,10 +91,14 @@ def _print_once(watch: RunsWatch, *, is_one: bool, nothing: str) -> None:
         time.sleep(_GLANCE_INTERVAL_S)
         views = watch.look()
     width = width_of_output() or _WIDTH_OF_A_PIPE
+    text = nothing
     if is_one:
-        print("\n".join(render_page(views[0], width=width)))
-    else:
-        print("\n".join(table_lines(views, width=width)) if views else nothing)
+        text = "\n".join(render_page(views[0], width=width))
+    elif views:
+        text = "\n".join(table_lines(views, width=width))
+    # A curve has letters that the C locale has not.
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def table_lines(views: Sequence[LiveView], *, width: int) -> list[str]:

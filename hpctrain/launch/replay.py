@@ -85,8 +85,8 @@ def prepared_replay(
     launcher = _choose_launcher(origin, plan["launch_plan"]["launcher"])
     if slurm and launcher != "slurm":
         raise ConfigError(
-            f"{', '.join(sorted(slurm))} given, but this replay is no job: it starts by "
-            f"{launcher!r}, as the run did. --launcher slurm submits it."
+            f"{', '.join(sorted(slurm))} given, but this replay is no job: its launcher is "
+            f"{launcher!r}. --launcher slurm submits it."
         )
     stored = load_replayable(origin, plan, spec)
     with taken_name(storage, origin.root.name, name) as chosen:
@@ -152,8 +152,8 @@ def _plan(
     for name in ("nodes", "tasks_per_node"):
         if name in slurm:
             raise ConfigError(
-                f"SlurmConfig({name}={slurm[name]}): the run was a job of "
-                f"{recorded.job_nodes} nodes, and its replay has as many. Leave it out."
+                f"SlurmConfig({name}={slurm[name]}): the replay of a job keeps its nodes and the "
+                f"workers of each. Leave it out."
             )
     refuse_patterns(request.paths)
     directives = dict(recorded.directives)

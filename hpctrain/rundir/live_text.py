@@ -27,6 +27,7 @@ _LONGEST_ROW = 1000
 # Of the others the middle is left out.
 _SENTENCES = ("queue", "nodes", "slowest", "restarted", "stalled", "error", "damaged")
 _MOST_LINES = 3
+_SILENCE_S = 10
 _IDLE_S = 10
 """A rank that has made no progress for longer is named."""
 RANK_COLUMNS = "  RANK  NODE              PHASE         REPORT    IDLE    CPU    MEM    GPU"
@@ -43,19 +44,22 @@ def live_rows(view: LiveView) -> list[tuple[str, str]]:
         rows += [("phases", shown)] if shown else []
     if view.is_at_work and (speed := describe_speed(view)):
         rows.append(("speed", speed))
-    rows += [("goal", describe_goal(goal, is_at_work=view.is_at_work)) for goal in view.goals]
+    moves = view.is_at_work and not _is_silent(view)
+    rows += [("goal", describe_goal(goal, is_at_work=moves)) for goal in view.goals]
     if view.saved.count:
         rows.append(("checkpoints", _describe_saved(view)))
     if view.is_at_work and (use := _describe_use(view)):
         rows.append(("nodes", use))
     if slowest := _describe_slowest(view):
         rows.append(("slowest", slowest))
-    return rows
+    return [(key, one_line(value)) for key, value in rows]
 
 
 def describe_speed(view: LiveView) -> str:
     """Return reports and samples a second; empty if they are not known. Not collective."""
     speed, parts = view.speed, []
+    if _is_silent(view):
+        return ""
     if speed.reports is not None:
         per = f"{speed.reports:.3g} reports/s"
         parts.append(per if speed.reports >= 1 else f"{1 / speed.reports:.3g} s/report")
@@ -66,8 +70,8 @@ def describe_speed(view: LiveView) -> str:
 
 def describe_goal(goal: Goal, *, is_at_work: bool) -> str:
     """Return how far a stop criterion is. Not collective."""
-    value = "-" if goal.value is None else f"{goal.value:.6g}"
-    text = f"{goal.name} {value} of {goal.target:.6g}"
+    value = "-" if goal.value is None else _number(goal.value)
+    text = f"{goal.name} {value} of {_number(goal.target)}"
     if goal.left_s == 0:
         return f"{text}, reached"
     if goal.left_s is None or not is_at_work:
@@ -79,8 +83,16 @@ def describe_left(view: LiveView) -> str:
     """Return the time until the first goal, or the end of the time limit. Not collective."""
     if not view.is_at_work:
         return ""
-    known = [s for s in (view.left_s, *(goal.left_s for goal in view.goals)) if s is not None]
+    goals = () if _is_silent(view) else view.goals
+    known = [s for s in (view.left_s, *(goal.left_s for goal in goals)) if s is not None]
     return format_elapsed(min(known)) if known else ""
+
+
+def _is_silent(view: LiveView) -> bool:
+    """Return whether reports have stopped: how quick they were says nothing of what is left."""
+    if view.reported_at is None or not view.speed.reports:
+        return False
+    return view.now - view.reported_at > _SILENCE_S + 3 / view.speed.reports
 
 
 def page_rows(view: LiveView) -> list[tuple[str, str]]:
@@ -93,7 +105,8 @@ def page_rows(view: LiveView) -> list[tuple[str, str]]:
         rows.append(("queue", view.waits))
     if status.attempt:
         nodes = f" on {compress_hosts(status.nodes)}" if status.nodes else ""
-        ranks = f": {status.world_size} ranks{nodes}" if status.world_size else ""
+        many = "rank" if status.world_size == 1 else "ranks"
+        ranks = f": {status.world_size} {many}{nodes}" if status.world_size else ""
         rows.append(("attempt", f"{status.attempt}{ranks}"))
     if view.reports:
         ago = "" if view.reported_at is None else f", {_ago(view, view.reported_at)}"
@@ -201,7 +214,8 @@ def rank_line(view: LiveView, rank: int, *, width: int) -> str:
         f"{_idle(view.idle_s(rank)):>6}  {_percent(use.cpu, use.cpus):>5}  "
         f"{_percent(use.memory, use.memory_limit):>5}  {_gpu_percent(use):>5}"
     )
-    return line[:width].rstrip()
+    # A host name of a file that others may have written.
+    return one_line(line)[:width].rstrip()
 
 
 def _phase(view: LiveView) -> str:
@@ -245,7 +259,8 @@ def _describe_slowest(view: LiveView) -> str:
         return ""
     live, rank = view.ranks, view.order(slowest_first=True)[0]
     idle_s, behind = view.idle_s(rank), max(live.reports) - live.reports[rank]
-    if idle_s < _IDLE_S and not behind:
+    # Ranks do not report at the same moment.
+    if idle_s < _IDLE_S and behind <= 1:
         return ""
     where = f" on {live.node_of(rank)}" if live.node_of(rank) else ""
     late = f" ({behind} behind)" if behind else ""
@@ -303,6 +318,10 @@ def _short(number: float) -> str:
         if number >= length:
             return f"{number / length:.3g}{unit}"
     return f"{number:.3g}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:.6g}"
 
 
 def _is_number(value: Any) -> bool:

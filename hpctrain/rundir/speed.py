@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,11 +106,13 @@ def read_goals(stop: object) -> dict[str, float]:
         return {}
     if not isinstance(value, dict):
         return {}
-    return {
-        name: float(target)
-        for name, target in value.items()
-        if isinstance(name, str) and isinstance(target, (int, float)) and math.isfinite(target)
-    }
+    goals = {}
+    for name, target in value.items():
+        # An int may be larger than any float.
+        with suppress(OverflowError):
+            if isinstance(name, str) and isinstance(target, (int, float)) and math.isfinite(target):
+                goals[name] = float(target)
+    return goals
 
 
 def measure_goals(targets: Mapping[str, float], reports: Sequence[Report]) -> list[Goal]:

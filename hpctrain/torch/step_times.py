@@ -37,6 +37,7 @@ class StepClock:
         self._world_size = world_size
         self._marks: deque[tuple[int, int]] = deque(maxlen=_MARKS)
         self._num_steps = 0
+        self._has_closures = False
         self._hook: Any = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
@@ -48,7 +49,7 @@ class StepClock:
         from torch._C import _distributed_c10d
 
         marks = list(self._marks)
-        if len(marks) < 2:
+        if len(marks) < 2 or self._has_closures:
             return []
         entries: list[Mapping[str, Any]] = []
         for name in _DUMPS:
@@ -61,6 +62,10 @@ class StepClock:
         return step_times(entries, marks, _groups_of_all(self._world_size))[-_MOST_STEPS:]
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        # Of a step with a closure, as Lightning's and those of LBFGS are, the gradients are only
+        # combined inside: now each rank is where it is.
+        self._has_closures |= closure is not None
         self._num_steps += 1
         # The clock of the flight recorder.
         self._marks.append((time.time_ns(), self._num_steps))

@@ -13,6 +13,7 @@ import pytest
 from hpctrain.rundir import live_reader
 from hpctrain.rundir.live import Live, NodeUse, encode_live
 from hpctrain.rundir.live_reader import LiveReader, make_view
+from hpctrain.rundir.live_text import live_rows, render_page
 from hpctrain.rundir.live_view import LiveView
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
@@ -246,3 +247,32 @@ def test_a_status_that_cannot_be_read_for_a_moment_stays(
     assert files.status is not None
     assert "Input/output error" in files.problem
     assert reader.read().problem == ""
+
+
+def test_what_a_file_holds_moves_no_cursor(paths: RunPaths) -> None:
+    names = ("n\x1b[2J", "n\n9  forged")
+    live = Live(
+        attempt=1,
+        written_at=1000.0,
+        phases=("a\x1b[2J", "b\nc"),
+        reports=(1, 9),
+        idle_s=(100, 200),
+        node_ranks=(0, 1),
+        nodes=names,
+        uses=(NodeUse(cpus=2, cpu=1.0), NodeUse(cpus=2, cpu=2.0)),
+    )
+    paths.live.write_bytes(encode_live(live))
+    seen = view(LiveReader(paths))
+    shown = [*render_page(seen, width=120), *(value for _, value in live_rows(seen))]
+    assert any("forged" in line for line in shown)
+    assert all(line.isprintable() for line in shown)
+
+
+def test_how_quick_reports_were_says_nothing_once_they_have_stopped(paths: RunPaths) -> None:
+    reader = LiveReader(paths)
+    moving = dict(live_rows(view(reader, now=105.0)))
+    assert moving["speed"] == "1 reports/s"
+    assert moving["goal"].endswith("left")
+    still = dict(live_rows(view(reader, now=150.0)))
+    assert "speed" not in still
+    assert still["goal"] == "training_iteration 2 of 10"

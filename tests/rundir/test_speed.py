@@ -74,6 +74,7 @@ def test_no_reports_and_clocks_that_go_back_have_no_speed() -> None:
         (7, {}),
         ("{" * 10_000, {}),
         ("__import__('os').abort()", {}),
+        (f"{{'step': {10**400}, 'loss': 1}}", {"loss": 1.0}),
     ],
 )
 def test_the_stop_criteria_are_read_without_running_them(
