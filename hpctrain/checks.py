@@ -11,12 +11,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hpctrain.errors import ConfigError, UnknownFieldError
 from hpctrain.ray_names import INSTEAD_OF_FIELDS
 
 T = TypeVar("T")
+N = TypeVar("N", bound="NamedArguments")
 
 _LONGEST = 300
 # Slurm, MPI and timers count in 32 bits.
@@ -41,6 +42,11 @@ class NamedArguments:
     It applies to every subclass with its own constructor, whose signature stays.
     """
 
+    _keeps_arguments: ClassVar[bool] = False
+    """Whether an object remembers what it was constructed with."""
+    _arguments: inspect.BoundArguments
+    """What it was constructed with, except itself."""
+
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Wrap the constructor of a class."""
         super().__init_subclass__(**kwargs)
@@ -48,8 +54,8 @@ class NamedArguments:
             cls.__init__ = _with_checked_arguments(cls)  # type: ignore[method-assign]
 
 
-def _with_checked_arguments(kind: type) -> Callable[..., None]:
-    create: Callable[..., None] = kind.__init__  # type: ignore[misc]
+def _with_checked_arguments(kind: type[NamedArguments]) -> Callable[..., None]:
+    create: Callable[..., None] = kind.__init__
     signature = inspect.signature(create)
     parameters = list(signature.parameters.values())[1:]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -59,7 +65,7 @@ def _with_checked_arguments(kind: type) -> Callable[..., None]:
     @functools.wraps(create)
     def __init__(self: object, *args: object, **values: object) -> None:  # noqa: N807
         try:
-            signature.bind(self, *args, **values)
+            bound = signature.bind(None, *args, **values)
         except TypeError as error:
             inherits = type(self).__init__ is __init__
             name = (type(self) if inherits else kind).__name__
@@ -70,9 +76,30 @@ def _with_checked_arguments(kind: type) -> Callable[..., None]:
             rest = f" By name: {', '.join(by_name)}." if by_name else ""
             first = ", ".join(n for n in names if n not in by_name) or "none"
             raise UnknownFieldError(f"{name}(): {error}. By position: {first}.{rest}") from None
+        if kind._keeps_arguments:
+            # The constructor of a subclass comes first.
+            vars(self).setdefault("_arguments", bound)
         create(self, *args, **values)
 
     return __init__
+
+
+def construct_again(one: N, **changes: Any) -> N:
+    """Return an object that is constructed as another one was, with other arguments.
+
+    Not collective. The class keeps its arguments.
+    """
+    bound = one._arguments
+    parameters = bound.signature.parameters
+    rest = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    arguments = {**bound.arguments}
+    for name, value in changes.items():
+        if name in parameters or rest is None:
+            arguments[name] = value
+        else:
+            arguments[rest] = {**arguments.get(rest, {}), name: value}
+    again = inspect.BoundArguments(bound.signature, arguments)
+    return type(one)(*again.args[1:], **again.kwargs)
 
 
 def did_you_mean(name: str, names: Iterable[Any]) -> str:

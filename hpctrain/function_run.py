@@ -6,11 +6,12 @@ Scripts import this before anything is asked of it, so what starts a run is impo
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpctrain.checks import NamedArguments, given_or_default
+from hpctrain.checks import NamedArguments, given_or_default, shown
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
+from hpctrain.unresolved import find_unresolved
 
 if TYPE_CHECKING:
     from hpctrain.launch.handle import RunHandle
@@ -30,6 +31,8 @@ class FunctionRun(NamedArguments, abc.ABC):
         What the run is called, where it lands, and how it is looked after.
     """
 
+    _keeps_arguments: ClassVar[bool] = True
+
     def __init__(
         self,
         *,
@@ -38,6 +41,12 @@ class FunctionRun(NamedArguments, abc.ABC):
     ) -> None:
         self.scaling_config = given_or_default("scaling_config", scaling_config, ScalingConfig)
         self.run_config = given_or_default("run_config", run_config, RunConfig)
+        _refuse_domains("scaling_config", self.scaling_config)
+        _refuse_domains("run_config", self.run_config)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: not what it was constructed with."""
+        return {name: value for name, value in vars(self).items() if name != "_arguments"}
 
     def __repr__(self) -> str:
         """Return a short line."""
@@ -93,6 +102,7 @@ class FunctionRun(NamedArguments, abc.ABC):
 
     def _check_before_run(self) -> None:
         """Check what can be known before the run. Not collective."""
+        _refuse_domains("train_loop_config", getattr(self, "train_loop_config", None))
         # Here and not when it is made, as in Ray Train: a RunConfig may be shared by trainers.
         checkpoints = self.run_config.checkpoint_config
         automatic = checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end
@@ -126,6 +136,16 @@ class FunctionRun(NamedArguments, abc.ABC):
     @abc.abstractmethod
     def _make_worker_spec(self) -> WorkerSpec:
         """Return what each rank runs. Not collective."""
+
+
+def _refuse_domains(what: str, value: object) -> None:
+    """Refuse a value that a sweep is yet to choose."""
+    for path, domain in find_unresolved(value):
+        raise ConfigError(
+            f"{what} holds {shown(domain)} at {'/'.join(map(str, path))}, which a sweep chooses "
+            f"from. Give it to the sweep: "
+            f"hpctrain.tune.Tuner(trainer, param_space={{{what!r}: ...}})."
+        )
 
 
 def class_path(cls: type) -> str:

@@ -24,6 +24,7 @@ from hpctrain.checks import (
     shown,
 )
 from hpctrain.errors import ConfigError, UnknownFieldError
+from hpctrain.unresolved import find_unresolved
 
 T = TypeVar("T")
 Rule = Callable[[str, Any], Any]
@@ -63,12 +64,17 @@ def checked(
                 raise ConfigError(f"{kind.__name__} needs {missing[0]}: give {missing[0]}=.")
             if args or unknown:
                 raise UnknownFieldError(explain_fields(kind.__name__, names, args, unknown))
+            open_fields = {name for name in values if any(find_unresolved(values[name]))}
             kept = {
                 name: all_rules[name](f"{kind.__name__}({name}=...)", value)
                 for name, value in values.items()
-                if value is not None or not isinstance(all_rules[name], or_default)
+                if name not in open_fields
+                and (value is not None or not isinstance(all_rules[name], or_default))
             }
-            create(self, **kept)
+            if open_fields:
+                _set_fields(self, {**kept, **{name: values[name] for name in open_fields}})
+            else:
+                create(self, **kept)
 
         kind.__init__ = __init__  # type: ignore[method-assign, assignment]
         kind._rules = all_rules  # type: ignore[attr-defined]
@@ -78,6 +84,20 @@ def checked(
         return kind
 
     return decorate
+
+
+def _set_fields(config: Any, values: Mapping[str, Any]) -> None:
+    """Set the fields of a configuration whose others cannot be checked yet: a sweep chooses some.
+
+    `hpctrain.tune` creates it anew with what it has chosen.
+    """
+    for field in fields(config):
+        if field.name in values:
+            value = values[field.name]
+        else:
+            value = field.default if field.default_factory is MISSING else field.default_factory()
+        # It is frozen.
+        object.__setattr__(config, field.name, value)
 
 
 def _with_present_names(

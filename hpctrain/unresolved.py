@@ -1,0 +1,51 @@
+"""`Unresolved`: what stands for a value that a sweep chooses, and where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+Path = tuple[Any, ...]
+
+
+class Unresolved:
+    """Base of the domains of `hpctrain.tune`: a configuration takes one in place of any value."""
+
+
+def is_unresolved(value: object) -> bool:
+    """Return whether a value is a domain, also as ``{"grid_search": [...]}``. Not collective."""
+    return isinstance(value, Unresolved) or is_grid_mapping(value)
+
+
+def is_grid_mapping(value: object) -> bool:
+    """Return whether a value is Ray Tune's form of a grid in JSON. Not collective."""
+    return isinstance(value, dict) and list(value) == ["grid_search"]
+
+
+def find_unresolved(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the domains in a value, with the keys, indices and fields that lead there.
+
+    Not collective. Looks into dicts, lists, tuples and dataclasses.
+
+    Examples
+    --------
+    >>> list(find_unresolved({"a": [1, {"grid_search": [2, 3]}]}))
+    [(('a', 1), {'grid_search': [2, 3]})]
+    """
+    if is_unresolved(value):
+        yield path, value
+        return
+    for key, inside in children(value):
+        yield from find_unresolved(inside, (*path, key))
+
+
+def children(value: Any) -> list[tuple[Any, Any]]:
+    """Return what a container holds, by key, index or name of the field. Not collective."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+    return []
