@@ -377,6 +377,14 @@ CANCEL_END_S = Timeout(
     "a message says that it has not ended",
 )
 
+# Longer than stop_agreement, after which the executor of a trial acts by itself.
+TRIAL_STOP_S = Timeout(
+    100.0,
+    "trial_stop",
+    "a trial of a sweep to stop at its next report",
+    "its executor is ended, as by ``hpctrain cancel --now``",
+)
+
 # --- Files ---
 STORAGE_FAILOVER_S = Timeout(
     20.0, "storage_failover", "a server of the filesystem, when an executor begins", "OSError"

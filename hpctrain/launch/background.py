@@ -2,7 +2,8 @@
 
 Its executor is a process in a session of its own, which outlives the script that has started it. On
 one machine, and in one allocation, these run one after another, in the order in which they were
-submitted: together they would share cores, or ask Slurm for the same ones.
+submitted: together they would share cores, or ask Slurm for the same ones. A trial of a sweep does
+not wait: `hpctrain.tune` gives it a slot.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
@@ -38,19 +40,29 @@ from hpctrain.rundir.trust import digest_spec
 _POLL_S = 0.2
 _LIFE_INTERVAL_S = 4.0
 _GO = b"\n"
+_HAS_SLOT = "has-slot"
 WAITS = "waiting for its turn"
 
 
-def start_in_background(submission: Submission) -> None:
+def start_in_background(submission: Submission, slot: Mapping[str, str] | None = None) -> None:
     """Start the executor of a run as a process of its own, and write down that it runs it.
 
     Not collective.
+
+    Parameters
+    ----------
+    slot
+        Variables of the run, which does not wait for its turn then; None if it waits.
     """
     paths, verbose = submission.request.paths, submission.request.run_config.verbose
     turns, digest = _turn_file(), digest_spec(submission.spec_content)
     with open(open_log(paths.executor_log), "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root), digest],
+            [
+                *(sys.executable, "-u", "-m", "hpctrain.launch.background"),
+                *(str(paths.root), digest, *([] if slot is None else [_HAS_SLOT])),
+            ],
+            env={**environ.environment(), **(slot or {})},
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -61,12 +73,13 @@ def start_in_background(submission: Submission) -> None:
     assert process.stdin is not None
     with process.stdin:
         started = process_start_time(process.pid) or 0
-        with open(turns, "ab") as queue:
-            queue.write(_ticket(process.pid, started))
         status = initial_status(paths, submission.plan, submission.request.run_config)
-        RunRecord(paths).write(
-            status.with_changes(owner_pid=process.pid, owner_start=started, phase=WAITS),
-        )
+        status = status.with_changes(owner_pid=process.pid, owner_start=started)
+        if slot is None:
+            with open(turns, "ab") as queue:
+                queue.write(_ticket(process.pid, started))
+            status = status.with_changes(phase=WAITS)
+        RunRecord(paths).write(status)
         # Only now: what it writes itself comes later.
         process.stdin.write(_GO)
     if verbose:
@@ -74,15 +87,25 @@ def start_in_background(submission: Submission) -> None:
         log(f"started {name} as process {process.pid}: {paths.root}", to=sys.stdout)
 
 
-def run_in_background(paths: RunPaths, spec_digest: str) -> int:
-    """Run a run in this process, once those before it have ended; return the exit status."""
+def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = False) -> int:
+    """Run a run in this process, once those before it have ended; return the exit status.
+
+    Not collective.
+
+    Parameters
+    ----------
+    has_slot
+        Whether it begins at once.
+    """
     if sys.stdin.buffer.read(1) != _GO:
         # The process that started this one died before it could write so in the run directory.
         return 1
     try:
         # As every executor: `hpctrain cancel --now` ends no process without it.
-        with open(_turn_file(), "a+b") as turn, closing(HeldDirectory(paths)):
-            _await_turn(paths, turn)
+        with ExitStack() as stack:
+            stack.enter_context(closing(HeldDirectory(paths)))
+            if not has_slot:
+                _await_turn(paths, stack.enter_context(open(_turn_file(), "a+b")))
             _own_status(paths)
             executor = stored_executor(paths, spec_digest)
             with warnings_of_slurm(executor):
@@ -168,4 +191,5 @@ def _turn_file() -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(run_in_background(RunPaths(Path(sys.argv[1])), sys.argv[2]))
+    _, root, digest, *rest = sys.argv
+    sys.exit(run_in_background(RunPaths(Path(root)), digest, has_slot=rest == [_HAS_SLOT]))

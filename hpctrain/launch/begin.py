@@ -80,7 +80,7 @@ def _move_aside(paths: RunPaths) -> Path:
     """
     root, status = paths.root, read_status(paths)
     try:
-        aside = _rename(root)
+        aside = rename_aside(root)
     except OSError as error:
         raise ConfigError(
             f"run {root.name!r} in {root.parent} cannot be moved aside: {error.strerror or error}. "
@@ -93,8 +93,8 @@ def _move_aside(paths: RunPaths) -> Path:
     return aside
 
 
-def _rename(root: Path) -> Path:
-    """Give a directory an unused name beside it, with the time."""
+def rename_aside(root: Path) -> Path:
+    """Give a directory an unused name beside it, with the time; return it. Not collective."""
     base = f"{root.name[:_LONGEST_NAME]}.{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 
 from hpctrain import environ
@@ -113,10 +114,15 @@ def submit(request: Request) -> RunHandle:
     return submit_prepared(prepare(request.named(), launcher, in_background=launcher != "slurm"))
 
 
-def submit_prepared(submission: Submission) -> RunHandle:
+def submit_prepared(submission: Submission, *, slot: Mapping[str, str] | None = None) -> RunHandle:
     """Begin what is prepared as `submit` does, or find what is there under its name.
 
     Not collective.
+
+    Parameters
+    ----------
+    slot
+        Variables of a run in the background that begins at once; None if it waits for its turn.
 
     Raises
     ------
@@ -124,7 +130,7 @@ def submit_prepared(submission: Submission) -> RunHandle:
         As of `submit`.
     """
     in_background = submission.plan.launcher != "slurm"
-    existing = _begin_or_find(submission, in_background=in_background)
+    existing = _begin_or_find(submission, in_background=in_background, slot=slot)
     paths = submission.request.paths
     if environ.detach_requested() and existing is not Existing.FINISHED:
         from hpctrain.launch.detach import print_job_id
@@ -145,7 +151,12 @@ def _find_launcher(request: Request) -> str:
     return launcher
 
 
-def _begin_or_find(submission: Submission, *, in_background: bool = False) -> Existing:
+def _begin_or_find(
+    submission: Submission,
+    *,
+    in_background: bool = False,
+    slot: Mapping[str, str] | None = None,
+) -> Existing:
     """Begin the run unless it is there; return which of both it was."""
     request = submission.request
     if (look_at := inspection.requested()) is not None:
@@ -158,7 +169,8 @@ def _begin_or_find(submission: Submission, *, in_background: bool = False) -> Ex
         raise SystemExit(0)
     check_run_directory(request.paths.root)
     _await_submission(request.paths)
-    existing = begin_or_find(submission, partial(_begin, submission, in_background=in_background))
+    begin = partial(_begin, submission, in_background=in_background, slot=slot)
+    existing = begin_or_find(submission, begin)
     if existing is Existing.FINISHED and request.run_config.verbose:
         log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
     return existing
@@ -192,7 +204,13 @@ def _await_submission(paths: RunPaths) -> None:
             pass
 
 
-def _begin(submission: Submission, changes: list[str], *, in_background: bool) -> None:
+def _begin(
+    submission: Submission,
+    changes: list[str],
+    *,
+    in_background: bool,
+    slot: Mapping[str, str] | None,
+) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     request = submission.request
     if request.paths.status.exists() and request.run_config.verbose:
@@ -214,7 +232,7 @@ def _begin(submission: Submission, changes: list[str], *, in_background: bool) -
     if in_background:
         from hpctrain.launch.background import start_in_background
 
-        start_in_background(submission)
+        start_in_background(submission, slot)
     else:
         from hpctrain.execute.initial_status import initial_status
 
