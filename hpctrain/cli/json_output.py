@@ -321,6 +321,35 @@ _COMPARISON = (
     ("differences", "array of difference", "what differs, as of ``diff``"),
     ("error", "string|null", "why that is not known"),
 )
+_SWEEP = (
+    _FORMAT,
+    ("name", "string", "name of the sweep"),
+    ("path", "string", "its directory"),
+    ("state", "string", "``running``, ``ended``, or ``interrupted``: its tuner stopped or died"),
+    ("reason", "string|null", "why it ended early"),
+    ("metric", "string|null", "``TuneConfig(metric=...)``"),
+    ("mode", "string|null", "``min`` or ``max``"),
+    ("seed", "integer|null", "seed of its draws"),
+    ("trials", "array of trial", "in the order in which they were made"),
+)
+_TRIAL = (
+    ("trial", "string", "its name"),
+    ("path", "string", "its run directory"),
+    ("state", "string", "``PENDING``, ``RUNNING``, ``STOPPING``, ``TERMINATED`` or ``ERROR``"),
+    ("reports", "integer", "number of its last report"),
+    ("config", "object", "its configuration; what JSON cannot hold is text"),
+    ("metrics", "object", "rank 0's metrics of that report"),
+    ("reason", "string|null", "why it was stopped, or failed"),
+)
+_BEST = (
+    _FORMAT,
+    ("trial", "string", "name of the best trial"),
+    ("path", "string", "its run directory"),
+    ("config", "object", "its configuration; what JSON cannot hold is text"),
+    ("metrics", "object", "rank 0's metrics of its last report"),
+    ("checkpoint", "string|null", "name of its newest complete checkpoint"),
+)
+
 FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "status": (*_STATUS, *_LIVE),
     "list": _STATUS,
@@ -338,6 +367,8 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "diff": _DIFF,
     "replay": _REPLAY,
     "report": _REPORT,
+    "tune status": _SWEEP,
+    "tune best": _BEST,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),
@@ -361,6 +392,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "slow rank": _SLOW_RANK,
     "node use": _NODE_USE,
     "gpu": _GPU,
+    "trial": _TRIAL,
 }
 """Name, type and meaning of each field, by verb, and of the objects inside. Times are seconds since
 the epoch. A name with a question mark may be absent. ``list`` prints an array of them."""

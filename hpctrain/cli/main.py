@@ -31,6 +31,7 @@ from hpctrain.cli.submit import submit
 from hpctrain.cli.sync import sync
 from hpctrain.cli.template import template
 from hpctrain.cli.top import top
+from hpctrain.cli.tune import tune_app
 from hpctrain.cli.wait import wait
 from hpctrain.cli.why import why
 
@@ -77,6 +78,7 @@ app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(install_app, name="install")
 app.add_typer(site_app, name="site")
+app.add_typer(tune_app, name="tune")
 
 
 def _print_version(wanted: bool) -> None:

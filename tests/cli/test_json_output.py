@@ -140,5 +140,7 @@ def test_every_verb_with_json_has_a_schema() -> None:
             "checkpoints export",
             "history",
             "cluster status",
+            "tune best",
+            "tune status",
         )
     }

@@ -1,0 +1,289 @@
+"""The domains of a search space, by Ray Tune's names: what a value is drawn from."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpctrain.checks import is_number, shown
+from hpctrain.errors import ConfigError
+from hpctrain.unresolved import Unresolved
+
+
+class Domain(Unresolved):
+    """What the value of a parameter is drawn from."""
+
+    def sample(self, rng: random.Random) -> Any:
+        """Return a value. Not collective."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float(Domain):
+    """A number between two bounds."""
+
+    lower: float
+    upper: float
+    log: bool = False
+    """Whether its logarithm is uniform."""
+    q: float | None = None
+    """The value is a multiple of it."""
+
+    def sample(self, rng: random.Random) -> float:
+        """Return a number. Not collective."""
+        value = _draw(rng, self.lower, self.upper, log=self.log)
+        return value if self.q is None else float(round(value / self.q) * self.q)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integer(Domain):
+    """A whole number; `upper` itself is none of them, unless `q` is more than 1."""
+
+    lower: int
+    upper: int
+    log: bool = False
+    """Whether its logarithm is uniform."""
+    q: int = 1
+    """The value is a multiple of it."""
+
+    def sample(self, rng: random.Random) -> int:
+        """Return a number. Not collective."""
+        first = -(-self.lower // self.q)
+        end = self.upper if self.q == 1 else self.upper // self.q + 1
+        if self.log:
+            # exp(log(x)) can be a little less than x.
+            index = min(max(int(_draw(rng, first, end, log=True)), first), end - 1)
+        else:
+            index = rng.randrange(first, end)
+        return index * self.q
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal(Domain):
+    """A number of a normal distribution."""
+
+    mean: float
+    sd: float
+    q: float | None = None
+    """The value is a multiple of it."""
+
+    def sample(self, rng: random.Random) -> float:
+        """Return a number. Not collective."""
+        value = rng.gauss(self.mean, self.sd)
+        return value if self.q is None else float(round(value / self.q) * self.q)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical(Domain):
+    """One of several values, each as likely."""
+
+    categories: Sequence[Any]
+
+    def sample(self, rng: random.Random) -> Any:
+        """Return one of them. Not collective."""
+        return self.categories[rng.randrange(len(self.categories))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid(Domain):
+    """Each of several values, in combination with each of every other grid."""
+
+    values: Sequence[Any]
+
+    def sample(self, rng: random.Random) -> Any:
+        """Refuse: a grid is not drawn from."""
+        raise AssertionError("a grid has combinations")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function(Domain):
+    """What a function returns, which may be given the values that are there already."""
+
+    func: Callable[..., Any]
+    takes_config: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find out how it is called."""
+        object.__setattr__(self, "takes_config", _takes_config(self.func))
+
+    def sample(self, rng: random.Random) -> Any:
+        """Refuse: it is called with the other values."""
+        raise AssertionError("a function is called")
+
+
+def uniform(lower: float, upper: float) -> Float:
+    """Return the domain of the numbers from `lower` to `upper`. Not collective."""
+    _check_bounds("uniform", lower, upper)
+    return Float(lower=lower, upper=upper)
+
+
+def quniform(lower: float, upper: float, q: float) -> Float:
+    """Return the domain of the multiples of `q` from `lower` to `upper`. Not collective."""
+    _check_bounds("quniform", lower, upper)
+    _check_multiples("quniform", lower, upper, q)
+    return Float(lower=lower, upper=upper, q=q)
+
+
+def loguniform(lower: float, upper: float) -> Float:
+    """Return the domain of the numbers whose logarithm is uniform. Not collective."""
+    _check_bounds("loguniform", lower, upper, log=True)
+    return Float(lower=lower, upper=upper, log=True)
+
+
+def qloguniform(lower: float, upper: float, q: float) -> Float:
+    """Return the multiples of `q` in `loguniform`. Not collective."""
+    _check_bounds("qloguniform", lower, upper, log=True)
+    _check_multiples("qloguniform", lower, upper, q)
+    return Float(lower=lower, upper=upper, log=True, q=q)
+
+
+def randint(lower: int, upper: int) -> Integer:
+    """Return the domain of the whole numbers from `lower` to ``upper - 1``. Not collective."""
+    _check_integers("randint", lower, upper)
+    return Integer(lower=lower, upper=upper)
+
+
+def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
+    """Return the multiples of `q` from `lower` to `upper`; see `randint`. Not collective.
+
+    As in Ray Tune, `upper` is one of them unless `q` is 1.
+    """
+    _check_integers("qrandint", lower, upper, q=q)
+    return Integer(lower=lower, upper=upper, q=q)
+
+
+def lograndint(lower: int, upper: int) -> Integer:
+    """Return the whole numbers up to ``upper - 1``, their logarithm uniform. Not collective."""
+    _check_integers("lograndint", lower, upper, log=True)
+    return Integer(lower=lower, upper=upper, log=True)
+
+
+def qlograndint(lower: int, upper: int, q: int) -> Integer:
+    """Return the multiples of `q` in `lograndint`; see `qrandint`. Not collective."""
+    _check_integers("qlograndint", lower, upper, q=q, log=True)
+    return Integer(lower=lower, upper=upper, log=True, q=q)
+
+
+def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
+    """Return the domain of a normal distribution. Not collective."""
+    _check_normal("randn", mean, sd)
+    return Normal(mean=mean, sd=sd)
+
+
+def qrandn(mean: float, sd: float, q: float) -> Normal:
+    """Return the domain of a normal distribution, in multiples of `q`. Not collective."""
+    _check_normal("qrandn", mean, sd)
+    _check_step("qrandn", q)
+    return Normal(mean=mean, sd=sd, q=q)
+
+
+def choice(categories: Sequence[Any]) -> Categorical:
+    """Return the domain of some values, each as likely. Not collective."""
+    return Categorical(categories=_values("choice", categories))
+
+
+def grid_search(values: Iterable[Any]) -> Grid:
+    """Return a grid: each of its values is tried, with each of every other grid.
+
+    Not collective.
+    """
+    return Grid(values=_values("grid_search", values))
+
+
+def sample_from(func: Callable[..., Any]) -> Function:
+    """Return what a function returns: of no argument, or of the values that are there already.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> space = {"width": choice([1, 2]), "depth": sample_from(lambda config: 2 * config["width"])}
+    """
+    return Function(func=func)
+
+
+def _draw(rng: random.Random, lower: float, upper: float, *, log: bool) -> float:
+    if not log:
+        return rng.uniform(lower, upper)
+    value = math.exp(rng.uniform(math.log(lower), math.log(upper)))
+    return min(max(value, lower), upper)
+
+
+def _values(name: str, values: Iterable[Any]) -> list[Any]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name}({shown(values)}): a list of values is needed.")
+    listed = list(values)
+    if not listed:
+        raise ConfigError(f"{name}([]) has no values to choose from. Give one or more.")
+    return listed
+
+
+def _check_bounds(name: str, lower: object, upper: object, *, log: bool = False) -> None:
+    call = f"{name}({shown(lower)}, {shown(upper)})"
+    if not is_number(lower) or not is_number(upper):
+        raise ConfigError(f"{call}: two numbers are needed, the lower and the upper bound.")
+    if not lower < upper:  # type: ignore[operator]
+        raise ConfigError(f"{call}: the lower bound comes first, and is less than the upper one.")
+    if log and not lower > 0:  # type: ignore[operator]
+        raise ConfigError(f"{call}: only numbers above 0 have a logarithm. Raise the lower bound.")
+
+
+def _check_step(name: str, q: object) -> None:
+    if not is_number(q) or not q > 0:  # type: ignore[operator]
+        raise ConfigError(f"{name}(q={shown(q)}): a number above 0 is needed.")
+
+
+def _check_multiples(name: str, lower: float, upper: float, q: float) -> None:
+    _check_step(name, q)
+    for bound in (lower, upper):
+        if not math.isclose(bound / q, round(bound / q)):
+            raise ConfigError(
+                f"{name}({lower}, {upper}, q={q}): {bound} is no multiple of {q}. Choose bounds "
+                f"that are."
+            )
+
+
+def _check_integers(
+    name: str, lower: object, upper: object, *, q: object = 1, log: bool = False
+) -> None:
+    for value in (lower, upper, q):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{name}({shown(lower)}, {shown(upper)}): whole numbers are needed.")
+    _check_step(name, q)
+    _check_bounds(name, lower, upper, log=log)
+    assert isinstance(lower, int)
+    assert isinstance(upper, int)
+    assert isinstance(q, int)
+    if -(-lower // q) > upper // q:
+        raise ConfigError(f"{name}({lower}, {upper}, q={q}): no multiple of {q} is between them.")
+
+
+def _check_normal(name: str, mean: object, sd: object) -> None:
+    if not is_number(mean) or not is_number(sd) or not sd > 0:  # type: ignore[operator]
+        raise ConfigError(
+            f"{name}(mean={shown(mean)}, sd={shown(sd)}): a number, and one above 0, are needed."
+        )
+
+
+def _takes_config(func: object) -> bool:
+    if not callable(func):
+        raise ConfigError(f"sample_from({shown(func)}): a function is needed.")
+    try:
+        signature = inspect.signature(func)
+    except ValueError:  # of some built-in functions
+        return False
+    forms: tuple[tuple[Any, ...], ...] = (({},), ())
+    for arguments in forms:
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return bool(arguments)
+    raise ConfigError(
+        f"sample_from({shown(func)}): the function takes {signature}. Give one that takes the "
+        f"config, or nothing."
+    )

@@ -1,0 +1,225 @@
+"""``tune.jsonl``: the memory of a sweep, one line for each event, beside its trials."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import ConfigError
+from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE
+from hpctrain.plan import spec
+from hpctrain.rundir.files import open_append, write_atomic
+from hpctrain.rundir.reading import is_time, read_lines
+from hpctrain.rundir.trust import read_own
+from hpctrain.tune.trial import Trial, TrialEvent
+
+FORMAT = 1
+_OWNER_ONLY = FILE_MODE & 0o600
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPaths:
+    """Where the files of a sweep are."""
+
+    root: Path
+
+    @property
+    def ledger(self) -> Path:
+        """Every event."""
+        return self.root / "tune.jsonl"
+
+    @property
+    def tuner(self) -> Path:
+        """Search space and settings, a pickle."""
+        return self.root / "tuner.pkl"
+
+    def config(self, trial_id: str) -> Path:
+        """Return the file of a configuration that JSON cannot hold, a pickle."""
+        return self.root / "configs" / f"{trial_id}.pkl"
+
+    def run(self, trial_id: str) -> Path:
+        """Return the run directory of a trial."""
+        return self.root / trial_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepLedger:
+    """Writes the ledger of a sweep; nothing else does."""
+
+    paths: SweepPaths
+
+    def append(self, event: str, **details: Any) -> None:
+        """Append an event. Not collective. Durable when this returns.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written as a whole.
+        """
+        line = json.dumps({"event": event, "time": time.time(), **details}, default=str) + "\n"
+        descriptor = open_append(self.paths.ledger)
+        try:
+            if os.write(descriptor, line.encode()) < len(line.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.paths.ledger))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def add_trial(self, trial: Trial) -> None:
+        """Write down a trial and its configuration. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration cannot be pickled.
+        """
+        is_exact = is_plain(trial.config)
+        if not is_exact:
+            path = self.paths.config(trial.trial_id)
+            content = spec.pack(trial.config, what=f"the configuration of {trial.trial_id}")
+            path.parent.mkdir(DIRECTORY_MODE, exist_ok=True)
+            write_atomic(path, content, mode=_OWNER_ONLY, durable=True)
+        self.append(
+            "trial-added", trial=trial.trial_id, config=trial.config, config_is_exact=is_exact
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRecord:
+    """What a ledger says."""
+
+    started: Mapping[str, Any]
+    """The first event: metric, mode, seed and number of samples."""
+    trials: Mapping[str, Trial] = field(default_factory=dict)
+    """By name, in the order in which they were made."""
+    ended: Mapping[str, Any] | None = None
+    """The event of the end; None if the sweep goes on, or its tuner died."""
+    in_pickles: frozenset[str] = frozenset()
+    """Trials whose configuration in the ledger is only for people to read."""
+
+
+def read_record(paths: SweepPaths) -> SweepRecord:
+    """Return what the ledger of a sweep says; lines that are torn or damaged are left out.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is no sweep.
+    """
+    record = fold(read_lines(paths.ledger, is_event))
+    if record is None:
+        there = "is not there" if not paths.root.exists() else "has no tune.jsonl with a sweep"
+        raise ConfigError(
+            f"{paths.root} {there}: it is not a sweep of hpctrain.tune. Give the directory "
+            f"storage_path/name of the Tuner's RunConfig."
+        )
+    return record
+
+
+def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
+    """Return what events say; None before the first sweep. Pure."""
+    started: Mapping[str, Any] | None = None
+    ended: Mapping[str, Any] | None = None
+    trials: dict[str, Trial] = {}
+    in_pickles = set()
+    for event in events:
+        kind, trial = event["event"], trials.get(event.get("trial", ""))
+        if kind == "sweep-started":
+            started = started or event
+        elif kind == "sweep-restored":
+            ended = None
+        elif kind == "sweep-ended":
+            ended = event
+        elif kind == "trial-added" and trial is None:
+            trials[event["trial"]] = Trial(trial_id=event["trial"], config=event["config"])
+            if not event.get("config_is_exact", True):
+                in_pickles.add(event["trial"])
+        elif trial is not None and kind in _EVENT_OF:
+            trial.apply(_EVENT_OF[kind])
+            trial.gpus = tuple(event.get("gpus", trial.gpus))
+            trial.reason = str(event.get("reason") or "")
+            trial.metrics = event.get("metrics", trial.metrics)
+            trial.reports = event.get("reports", trial.reports)
+            if kind == "trial-stop":
+                trial.stopped_after = trial.reports
+    if started is None:
+        return None
+    return SweepRecord(
+        started=started, trials=trials, ended=ended, in_pickles=frozenset(in_pickles)
+    )
+
+
+def read_configs(paths: SweepPaths, record: SweepRecord) -> dict[str, Mapping[str, Any]]:
+    """Return the configurations of all trials. Not collective. Opens pickles.
+
+    Raises
+    ------
+    ConfigError
+        If others could have written a pickle, or one is gone.
+    """
+    configs = {}
+    for trial_id, trial in record.trials.items():
+        configs[trial_id] = trial.config
+        if trial_id in record.in_pickles:
+            path = paths.config(trial_id)
+            try:
+                configs[trial_id] = spec.unpack(read_own(path))
+            except FileNotFoundError as error:
+                raise ConfigError(
+                    f"{path} is gone, which has the configuration of {trial_id}. Bring it back, or "
+                    f"begin another sweep."
+                ) from error
+    return configs
+
+
+def is_event(value: Any) -> bool:
+    """Return whether a JSON value is an event of a sweep. Pure."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("event"), str)
+        and is_time(value.get("time"))
+        and all(isinstance(value[name], kind) for name, kind in _KINDS.items() if name in value)
+        and all(name in value for name in _REQUIRED.get(value["event"], ()))
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether JSON holds a value exactly. Pure."""
+    if type(value) is dict:
+        return all(type(k) is str and is_plain(v) for k, v in value.items())
+    if type(value) is list:
+        return all(map(is_plain, value))
+    return type(value) in _PLAIN
+
+
+_EVENT_OF = {
+    "trial-started": TrialEvent.STARTED,
+    "trial-stop": TrialEvent.STOP,
+    "trial-ended": TrialEvent.ENDED,
+    "trial-failed": TrialEvent.FAILED,
+    "trial-interrupted": TrialEvent.INTERRUPTED,
+    "trial-retry": TrialEvent.RETRY,
+}
+NAME_OF = {event: name for name, event in _EVENT_OF.items()}
+"""What the ledger calls the events of a trial."""
+_KINDS: Mapping[str, Any] = {
+    "trial": str,
+    "config": dict,
+    "metrics": dict,
+    "gpus": list,
+    "reports": int,
+    "reason": (str, type(None)),
+}
+_REQUIRED = {
+    "trial-added": ("trial", "config"),
+    **dict.fromkeys(_EVENT_OF, ("trial",)),
+}

@@ -1,0 +1,214 @@
+"""`LocalRunner`: each trial is a run of its own on this machine, in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base_trainer import BaseTrainer
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.launch.cancel import end_process, record_end, request_stop
+from hpctrain.launch.fit import prepare, submit_prepared
+from hpctrain.launch.life import LifeTest, job_is_alive
+from hpctrain.launch.request import Submission
+from hpctrain.launch.tail import Tail
+from hpctrain.log import log
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.metrics import is_report, read_reports
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import parse_json
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.tune.runner import End, Look, Report
+from hpctrain.tune.slots import Need, need_of
+from hpctrain.tune.trial import Trial
+
+
+@dataclass(kw_only=True)
+class _Watch:
+    """What has been seen of the run of a trial."""
+
+    paths: RunPaths
+    reports: Tail
+    life: LifeTest
+    clock: AttemptClock
+
+
+class LocalRunner:
+    """Runs trials on this machine.
+
+    Parameters
+    ----------
+    make_trainer
+        Returns the trainer of a trial, by its name and configuration.
+    run_of
+        Returns the run directory of a trial.
+    """
+
+    def __init__(
+        self,
+        make_trainer: Callable[[str, Mapping[str, Any]], BaseTrainer],
+        run_of: Callable[[str], Path],
+    ) -> None:
+        self._make_trainer, self._run_of = make_trainer, run_of
+        self._watches: dict[str, _Watch] = {}
+
+    def need_of(self, trial: Trial) -> Need:
+        """Return what the workers of a trial need. Not collective."""
+        return need_of(self._make_trainer(trial.trial_id, trial.config).scaling_config)
+
+    def prepare(self, trial: Trial) -> Submission:
+        """Return a trial that is ready to begin. Not collective. Nothing is written.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible.
+        """
+        trainer = self._make_trainer(trial.trial_id, trial.config)
+        if trainer.scaling_config.num_workers == 0:
+            raise ConfigError(
+                "num_workers=0 runs in this interpreter, and a trial has a process of its own. Use "
+                "num_workers=1."
+            )
+        trainer._check_before_run()
+        return prepare(trainer._request().named(), "local", in_background=True)
+
+    def start(self, trial: Trial) -> None:
+        """Begin or resume the run of a trial, or find that it goes on. Not collective.
+
+        Raises
+        ------
+        HpctrainError
+            If it cannot begin.
+        """
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(trial.gpus)} if trial.gpus else {}
+        submit_prepared(self.prepare(trial), slot=gpus)
+
+    def attach(self, trial: Trial) -> bool:
+        """Return whether the run of a trial goes on, or has come to an end by itself.
+
+        Not collective.
+        """
+        watch = self._watch(trial)
+        status = read_status(watch.paths)
+        if status is None or status.state in (RunState.STOPPED, RunState.REFUSED):
+            return False
+        # A process of another host is watched until it is known.
+        return status.state.is_final or bool(watch.life.watch()) or _is_final(watch.paths)
+
+    def history(self, trial: Trial) -> Sequence[Report]:
+        """Return all reports of a trial. Not collective."""
+        watch = self._watch(trial)
+        return [self._report(trial, watch, line) for line in read_reports(watch.paths)]
+
+    def look(self, trial: Trial) -> Look:
+        """Return what is new of a trial. Not collective."""
+        watch = self._watch(trial)
+        # Before the reports: what a run that is over has reported is complete.
+        status = read_status(watch.paths)
+        is_over = status is not None and status.state.is_final
+        has_died = not is_over and status is not None and watch.life.look(status) is False
+        if has_died and (after := read_status(watch.paths)) is not None:
+            is_over, status = after.state.is_final, after
+            has_died = not is_over
+        lines = map(parse_json, watch.reports.read())
+        reports = [self._report(trial, watch, line) for line in lines if is_report(line)]
+        if not is_over and not has_died:
+            return Look(reports=reports)
+        assert status is not None
+        return Look(reports=reports, end=_end_of(watch.paths, status, has_died=has_died))
+
+    def stop(self, trial: Trial) -> None:
+        """Ask the run of a trial to stop at its next report. Not collective."""
+        paths = self._watch(trial).paths
+        try:
+            request_stop(paths)
+        except OSError as error:
+            log(f"warning: cannot ask {paths.root} to stop: {error.strerror}.")
+
+    def end(self, trial: Trial) -> None:
+        """End the executor of a trial. Not collective."""
+        paths = self._watch(trial).paths
+        try:
+            status = read_status(paths)
+            if status is not None and not status.state.is_final:
+                end_process(paths, status)
+        except (HpctrainError, OSError) as error:
+            log(f"warning: {error}")
+
+    def _watch(self, trial: Trial) -> _Watch:
+        if (watch := self._watches.get(trial.trial_id)) is None:
+            paths = RunPaths(self._run_of(trial.trial_id))
+            watch = self._watches[trial.trial_id] = _Watch(
+                paths=paths,
+                reports=Tail(paths.metrics),
+                life=LifeTest(paths, job_is_alive),
+                clock=AttemptClock(paths=paths),
+            )
+        return watch
+
+    def _report(self, trial: Trial, watch: _Watch, line: Mapping[str, Any]) -> Report:
+        seconds = watch.clock.seconds_until(line["time"], attempt=line["attempt"])
+        added = {
+            "training_iteration": line["report"],
+            "time_total_s": seconds,
+            "trial_id": trial.trial_id,
+        }
+        return Report(
+            number=line["report"],
+            time=line["time"],
+            metrics={**added, **line["metrics"]},
+            is_partial="partial" in line,
+        )
+
+
+@dataclass(kw_only=True)
+class AttemptClock:
+    """Counts the seconds of the attempts of a run, without those between them."""
+
+    paths: RunPaths
+    _spans: dict[int, tuple[float, float | None]] = field(default_factory=dict)
+
+    def seconds_until(self, now: float, *, attempt: int) -> float:
+        """Return the seconds of all attempts up to a time in one of them. Not collective."""
+        if attempt not in self._spans:
+            self._read()
+        begun, _ = self._spans.get(attempt, (now, None))
+        earlier = (
+            max(0.0, end - start)
+            for number, (start, end) in self._spans.items()
+            if number < attempt and end is not None
+        )
+        return sum(earlier) + max(0.0, now - begun)
+
+    def _read(self) -> None:
+        for event in read_events(self.paths):
+            number = event.get("attempt")
+            if event["event"] == "attempt-started" and number is not None:
+                self._spans[number] = event["time"], None
+            elif event["event"] == "attempt-ended" and number in self._spans:
+                start, _ = self._spans[number]
+                self._spans[number] = start, event["time"]
+
+
+def _end_of(paths: RunPaths, status: RunStatus, *, has_died: bool) -> End:
+    if has_died:
+        reason = "its executor was killed"
+        try:
+            record_end(paths, reason)
+        except OSError as error:
+            log(f"warning: {paths.status} cannot be written: {error.strerror}.")
+        return End(failed=True, was_stopped=False, reason=f"{reason}: see {paths.executor_log}")
+    if status.state is RunState.STOPPED:
+        return End(failed=False, was_stopped=True, reason=status.error or "it was stopped")
+    failed = status.state is not RunState.FINISHED
+    reason = (status.error or "it failed") if failed else ""
+    return End(failed=failed, was_stopped=False, reason=reason)
+
+
+def _is_final(paths: RunPaths) -> bool:
+    status = read_status(paths)
+    return status is not None and status.state in (RunState.FINISHED, RunState.FAILED)

@@ -1,0 +1,249 @@
+"""`ResultGrid`: what came out of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checks import check_choice
+from hpctrain.errors import ConfigError, RunStoppedError, TrainingFailedError
+from hpctrain.metric_names import all_names, explain_unknown, find_number, has_metric
+from hpctrain.result import Result
+from hpctrain.rundir.display import flatten
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status
+from hpctrain.tune.ledger import SweepPaths
+from hpctrain.tune.trial import Trial, TrialState
+
+if TYPE_CHECKING:
+    import pandas
+
+_SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
+
+
+class ResultGrid:
+    """The results of a sweep's trials, in the order in which they were made.
+
+    Parameters
+    ----------
+    trials
+        The trials.
+    results
+        Their results.
+    path
+        Directory of the sweep.
+    metric, mode
+        Those of the TuneConfig.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        results: Sequence[Result],
+        *,
+        path: Path,
+        metric: str | None = None,
+        mode: str | None = None,
+    ) -> None:
+        self._trials, self._results = list(trials), list(results)
+        self._metric, self._mode = metric, mode
+        self.experiment_path = str(path)
+        """Directory of the sweep, for ``Tuner.restore()``."""
+
+    def __len__(self) -> int:
+        """Return how many trials there are."""
+        return len(self._results)
+
+    def __getitem__(self, index: int) -> Result:
+        """Return the result of a trial."""
+        return self._results[index]
+
+    def __iter__(self) -> Iterator[Result]:
+        """Yield the results."""
+        return iter(self._results)
+
+    def __repr__(self) -> str:
+        """Return a line for each trial."""
+        lines = "".join(f"\n  {result!r}," for result in self)
+        return f"ResultGrid<[{lines}\n]>" if lines else "ResultGrid<[]>"
+
+    @property
+    def errors(self) -> list[Exception]:
+        """The errors of the trials that failed."""
+        return [result.error for result in self if result.error is not None]
+
+    @property
+    def num_errors(self) -> int:
+        """How many trials failed."""
+        return sum(trial.state is TrialState.ERROR for trial in self._trials)
+
+    @property
+    def num_terminated(self) -> int:
+        """How many trials finished or were stopped."""
+        return sum(trial.state is TrialState.TERMINATED for trial in self._trials)
+
+    def get_best_result(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        scope: str = "last",
+        filter_nan_and_inf: bool = True,
+    ) -> Result:
+        """Return the result of the best trial. Not collective.
+
+        Parameters
+        ----------
+        metric, mode
+            None: those of the TuneConfig.
+        scope
+            What of a trial is compared: its ``last`` value, the best of ``all``, or the average of
+            all (``avg``) or of the last ones (``last-5-avg``, ``last-10-avg``).
+        filter_nan_and_inf
+            Whether a trial whose value is not finite is left out.
+
+        Raises
+        ------
+        ConfigError
+            If there is no metric or mode, or no trial with the metric.
+        """
+        check_choice("get_best_result(scope=...)", scope, _SCOPES)
+        metric, mode = metric or self._metric, mode or self._mode
+        if len(self) == 1:
+            # As in Ray Tune: there is nothing to compare.
+            return self[0]
+        if metric is None or mode is None:
+            raise ConfigError(
+                "get_best_result() needs a metric and a mode: get_best_result('loss', 'min'), or "
+                "TuneConfig(metric='loss', mode='min')."
+            )
+        check_choice("get_best_result(mode=...)", mode, ("min", "max"))
+        scores = []
+        for index, result in enumerate(self):
+            score = score_of(result.metrics_history, metric, mode, scope)
+            if score is None or (filter_nan_and_inf and not math.isfinite(score)):
+                continue
+            scores.append((_sortable(score, mode), index))
+        if not scores:
+            known = {name for result in self for name in all_names(result.metrics)}
+            raise ConfigError(
+                f"no trial in {self.experiment_path} has a value of {metric!r} to compare. "
+                f"{explain_unknown(metric, known)}"
+            )
+        return self[min(scores)[1]]
+
+    def get_dataframe(
+        self, filter_metric: str | None = None, filter_mode: str | None = None
+    ) -> pandas.DataFrame:
+        """Return a row for each trial: its last report, and its configuration. Not collective.
+
+        Parameters
+        ----------
+        filter_metric, filter_mode
+            Take the best report by this metric in place of the last.
+
+        Raises
+        ------
+        ConfigError
+            If pandas is not installed, or only one of both is given.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError(
+                "ResultGrid.get_dataframe() needs pandas: pip install 'hpctrain[pandas]'. "
+                "[result.metrics for result in grid] is the same as a list of dicts."
+            ) from error
+        if (filter_metric is None) != (filter_mode is None):
+            raise ConfigError(
+                "get_dataframe() needs filter_metric and filter_mode together, or none of them."
+            )
+        return pandas.DataFrame(
+            [
+                self._row(trial, result, filter_metric, filter_mode)
+                for trial, result in zip(self._trials, self, strict=True)
+            ]
+        )
+
+    def _row(
+        self, trial: Trial, result: Result, metric: str | None, mode: str | None
+    ) -> dict[str, Any]:
+        reports = result.metrics_history
+        index = len(reports) - 1
+        if metric is not None and mode is not None:
+            check_choice("get_dataframe(filter_mode=...)", mode, ("min", "max"))
+            scored = [
+                (_sortable(score, mode), index)
+                for index, report in enumerate(reports)
+                if (score := find_number(report, metric)) is not None and math.isfinite(score)
+            ]
+            index = min(scored)[1] if scored else -1
+        return {
+            "trial_id": trial.trial_id,
+            "state": trial.state.value,
+            "training_iteration": index + 1,
+            **dict(flatten(reports[index] if index >= 0 else {})),
+            **{f"config/{name}": value for name, value in flatten(trial.config)},
+        }
+
+
+def score_of(
+    reports: Sequence[Mapping[str, Any]], metric: str, mode: str, scope: str
+) -> float | None:
+    """Return by which value a trial is compared; None if it has none. Pure.
+
+    Examples
+    --------
+    >>> score_of([{"loss": 1.0}, {"loss": 3.0}], "loss", "min", "all")
+    1.0
+    >>> score_of([{"loss": 1.0}, {"loss": 3.0}], "loss", "min", "avg")
+    2.0
+    """
+    values = [
+        float(value)
+        for report in reports
+        if has_metric(report, metric) and (value := find_number(report, metric)) is not None
+    ]
+    if not values:
+        return None
+    if scope == "all":
+        finite = [value for value in values if not math.isnan(value)]
+        return (min if mode == "min" else max)(finite or values)
+    last = {"last": 1, "last-5-avg": 5, "last-10-avg": 10}.get(scope, len(values))
+    return sum(values[-last:]) / len(values[-last:])
+
+
+def _sortable(score: float, mode: str) -> tuple[bool, float]:
+    # NaN is worse than all numbers.
+    return (True, 0.0) if math.isnan(score) else (False, score if mode == "min" else -score)
+
+
+def make_grid(
+    paths: SweepPaths,
+    trials: Mapping[str, Trial],
+    *,
+    metric: str | None,
+    mode: str | None,
+) -> ResultGrid:
+    """Return the results of trials, from their run directories. Not collective."""
+    results = [_result_of(paths, trial) for trial in trials.values()]
+    return ResultGrid(list(trials.values()), results, path=paths.root, metric=metric, mode=mode)
+
+
+def _result_of(paths: SweepPaths, trial: Trial) -> Result:
+    root = paths.run(trial.trial_id)
+    if read_status(RunPaths(root)) is None:
+        # It could not begin, or has not yet.
+        error = TrainingFailedError(trial.reason) if trial.state is TrialState.ERROR else None
+        result = Result(path=root, error=error)
+    else:
+        result = Result.from_path(root)
+        if trial.state is TrialState.TERMINATED and result.state == RunState.STOPPED.value:
+            # That the sweep has stopped it is no error.
+            result.error = None
+        elif trial.state is TrialState.ERROR and result.error is None:
+            result.error = RunStoppedError(trial.reason)
+    vars(result)["config"] = trial.config
+    return result

@@ -1,0 +1,66 @@
+"""`TrialRunner`: the few things that a sweep asks of what runs its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpctrain.tune.slots import Need
+from hpctrain.tune.trial import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A report of a trial."""
+
+    number: int
+    time: float
+    """When it was made."""
+    metrics: Mapping[str, Any]
+    """With ``training_iteration``, ``time_total_s`` and ``trial_id``, unless it has such itself."""
+    is_partial: bool = False
+    """Whether later reports may have more metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How the run of a trial ended."""
+
+    failed: bool
+    was_stopped: bool
+    """Whether before its function had returned."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What is new of a trial."""
+
+    reports: Sequence[Report] = ()
+    end: End | None = None
+
+
+class TrialRunner(Protocol):
+    """Runs trials: on this machine, or elsewhere."""
+
+    def need_of(self, trial: Trial) -> Need:
+        """Return what a trial needs; raises ConfigError for a configuration without a sense."""
+
+    def start(self, trial: Trial) -> None:
+        """Begin the run of a trial, or resume it from its checkpoint; returns at once."""
+
+    def attach(self, trial: Trial) -> bool:
+        """Return whether a run that was begun goes on, or has come to an end by itself."""
+
+    def history(self, trial: Trial) -> Sequence[Report]:
+        """Return all reports that a trial has made."""
+
+    def look(self, trial: Trial) -> Look:
+        """Return what is new of a trial that was begun."""
+
+    def stop(self, trial: Trial) -> None:
+        """Ask the run of a trial to stop at its next report; returns at once."""
+
+    def end(self, trial: Trial) -> None:
+        """End the run of a trial that has not stopped in time."""

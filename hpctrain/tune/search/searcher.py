@@ -1,0 +1,98 @@
+"""`Searcher`: what proposes the configuration of each trial, given what came of those before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from hpctrain.checks import shown
+from hpctrain.errors import ConfigError
+
+FINISHED = "FINISHED"
+
+
+class SearchAlgorithm(Protocol):
+    """The three methods that a search of your own needs; `Searcher` has the others too."""
+
+    def suggest(self, trial_id: str) -> Mapping[str, Any] | str | None:
+        """Return a configuration, None if there is none now, or ``"FINISHED"``."""
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Note a report of a trial."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Note that a trial has ended, with its last report."""
+
+
+class Searcher:
+    """A base for search algorithms, by Ray Tune's name.
+
+    Parameters
+    ----------
+    metric, mode
+        What is optimized, and whether large (``max``) or small (``min``) values are better. None:
+        those of the TuneConfig.
+    """
+
+    FINISHED: ClassVar[str] = FINISHED
+
+    def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
+        self.metric = metric
+        self.mode = mode
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, space: Mapping[str, Any]
+    ) -> None:
+        """Take the metric, the mode and the search space of the sweep. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If metric and mode are missing, or given twice.
+        """
+        for name, given in (("metric", metric), ("mode", mode)):
+            own = getattr(self, name)
+            if given is not None and own is not None and own != given:
+                raise ConfigError(
+                    f"{name} is {shown(own)} in {type(self).__name__}, and {shown(given)} in "
+                    f"TuneConfig. Leave one of them out."
+                )
+            setattr(self, name, own if own is not None else given)
+        if self.metric is None or self.mode not in ("min", "max"):
+            raise ConfigError(
+                f"{type(self).__name__} needs a metric and a mode, 'min' or 'max': "
+                f"TuneConfig(metric='loss', mode='min')."
+            )
+
+    def suggest(self, trial_id: str) -> Mapping[str, Any] | str | None:
+        """Return a configuration, None if there is none now, or ``Searcher.FINISHED``.
+
+        Not collective.
+        """
+        raise NotImplementedError
+
+    def on_trial_result(  # of interest to some
+        self, trial_id: str, result: Mapping[str, Any]
+    ) -> None:
+        """Note a report of a trial. Not collective."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Note that a trial has ended, with its last report. Not collective."""
+        raise NotImplementedError
+
+    def restore_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        """Note a trial that was begun before the sweep was restored. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the algorithm has no way to do so.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no restore_trial(trial_id, config), so a sweep with it "
+            f"cannot be restored. Add the method."
+        )

@@ -1,0 +1,130 @@
+"""Where the configurations of trials come from: the variants of a space, or a search algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, Protocol
+
+from hpctrain.checks import shown
+from hpctrain.errors import ConfigError
+from hpctrain.tune.search.searcher import FINISHED, SearchAlgorithm
+from hpctrain.tune.variants import Variants, put_values, show_path
+from hpctrain.unresolved import find_unresolved
+
+
+class ConfigSource(Protocol):
+    """Gives each trial its configuration."""
+
+    def next(self, number: int, trial_id: str) -> dict[str, Any] | None:
+        """Return the configuration of a trial; None if there is none now."""
+
+    def is_done(self, number: int) -> bool:
+        """Return whether there are no more than so many trials."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantSource:
+    """Configurations that are known from the beginning."""
+
+    variants: Variants
+
+    def next(self, number: int, trial_id: str) -> dict[str, Any]:
+        """Return the configuration of a trial. Not collective."""
+        return self.variants[number]
+
+    def is_done(self, number: int) -> bool:
+        """Return whether there are no more than so many trials. Not collective."""
+        return number >= len(self.variants)
+
+
+@dataclass(kw_only=True)
+class SearchSource:
+    """Configurations that a search algorithm proposes."""
+
+    search: SearchAlgorithm
+    space: Mapping[str, Any]
+    num_samples: int
+    has_finished: bool = False
+
+    def next(self, number: int, trial_id: str) -> dict[str, Any] | None:
+        """Return the configuration of a trial; None if there is none now. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If what is proposed is no configuration, or lacks a parameter.
+        """
+        suggestion = self.search.suggest(trial_id)
+        if suggestion is None:
+            return None
+        if suggestion == FINISHED:
+            self.has_finished = True
+            return None
+        if not isinstance(suggestion, Mapping):
+            raise ConfigError(
+                f"{type(self.search).__name__}.suggest() returned {shown(suggestion)}. A dict of "
+                f"parameters, None or 'FINISHED' is needed."
+            )
+        return merge_suggestion(self.space, suggestion)
+
+    def is_done(self, number: int) -> bool:
+        """Return whether there are no more than so many trials. Not collective."""
+        return self.has_finished or number >= self.num_samples
+
+
+def merge_suggestion(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space with what is proposed in place of its domains. Pure.
+
+    Parameters
+    ----------
+    suggestion
+        Values by path (``train_loop_config/lr``), or nested as the space is.
+
+    Raises
+    ------
+    ConfigError
+        If a domain is left.
+
+    Examples
+    --------
+    >>> from hpctrain.tune.domains import uniform
+    >>> merge_suggestion({"a": {"lr": uniform(0, 1), "n": 3}}, {"a/lr": 0.5, "b": 1})
+    {'a': {'lr': 0.5, 'n': 3}, 'b': 1}
+    """
+    by_path = {
+        path: suggestion[show_path(path)]
+        for path, _ in find_unresolved(space)
+        if show_path(path) in suggestion
+    }
+    used = {show_path(path) for path in by_path}
+    config = put_values(dict(space), by_path)
+    for name, value in suggestion.items():
+        if name in used:
+            continue
+        nested: Any = value
+        for key in reversed(name.split("/")):
+            nested = {key: nested}
+        config = _merge(config, nested)
+    for path, domain in find_unresolved(config):
+        raise ConfigError(
+            f"the search algorithm proposed no {show_path(path)}, which param_space has as "
+            f"{shown(domain)}. Give it a value there, or leave it out."
+        )
+    assert isinstance(config, dict)
+    return config
+
+
+def _merge(config: Any, changes: Any) -> Any:
+    if not isinstance(changes, Mapping):
+        return changes
+    if isinstance(config, Mapping):
+        return {
+            **config,
+            **{k: _merge(config[k], v) if k in config else v for k, v in changes.items()},
+        }
+    if is_dataclass(config) and not isinstance(config, type):
+        return replace(
+            config, **{name: _merge(getattr(config, name), v) for name, v in changes.items()}
+        )
+    return changes

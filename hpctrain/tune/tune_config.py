@@ -1,0 +1,98 @@
+"""`TuneConfig`: how a sweep searches, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from hpctrain.checks import check_count, check_seconds, show_changes, shown
+from hpctrain.errors import ConfigError
+from hpctrain.rules import checked, choice, count, kind, optional, or_default, text, with_value
+from hpctrain.tune.schedulers import TrialScheduler
+
+_METHODS = ("suggest", "on_trial_result", "on_trial_complete")
+
+
+def _num_samples(what: str, value: Any) -> Any:
+    if value == -1:
+        raise ConfigError(
+            f"{with_value(what, value)}: a sweep without an end is not supported. Give the largest "
+            f"number of samples that you want, and time_budget_s=."
+        )
+    check_count(what, value, at_least=1)
+    return value
+
+
+def _search_alg(what: str, value: Any) -> Any:
+    lacking = [name for name in _METHODS if not callable(getattr(value, name, None))]
+    if isinstance(value, type) or lacking:
+        raise ConfigError(
+            f"{with_value(what, shown(value))}: an object with the methods {', '.join(_METHODS)} "
+            f"is needed, such as hpctrain.tune.search.optuna.OptunaSearch()."
+        )
+    return value
+
+
+def _budget(what: str, value: Any) -> Any:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    check_seconds(what, value)
+    return value
+
+
+def _most_trials(what: str, value: Any) -> Any:
+    # Ray Tune's 0 is no limit, too.
+    check_count(what, value, at_least=0)
+    return value or None
+
+
+@checked(
+    metric=optional(text),
+    mode=optional(choice("min", "max")),
+    search_alg=optional(_search_alg),
+    scheduler=optional(kind(TrialScheduler)),
+    num_samples=or_default(_num_samples),
+    max_concurrent_trials=optional(_most_trials),
+    time_budget_s=optional(_budget),
+    seed=optional(count(0)),
+)
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """How a sweep searches, and when it ends."""
+
+    metric: str | None = None
+    """What is optimized; ``a/b`` looks inside mappings. The first report of each trial must have
+    it."""
+    mode: str | None = None
+    """Whether small (``min``) or large (``max``) values are better."""
+    search_alg: Any = None
+    """What proposes configurations, such as `hpctrain.tune.search.optuna.OptunaSearch`. None: the
+    variants of ``param_space``."""
+    scheduler: TrialScheduler | None = None
+    """What decides which trials go on. None: each trial runs to its end."""
+    num_samples: int = 1
+    """How often the grids of ``param_space`` are gone through; without a grid, the number of
+    trials."""
+    max_concurrent_trials: int | None = None
+    """Trials at the same time, if the CPUs, GPUs and memory of the machine allow so many."""
+    time_budget_s: float | timedelta | None = None
+    """Seconds after which all trials are stopped."""
+    seed: int | None = None
+    """Makes the draws repeatable: the same seed and space give the same configurations. None: a new
+    one, which ``tune.jsonl`` records."""
+
+    __repr__ = show_changes
+
+    def __post_init__(self) -> None:
+        """Check the fields against each other."""
+        if self.metric is not None and self.mode is None:
+            raise ConfigError(
+                f"TuneConfig(metric={self.metric!r}) needs mode='min' or mode='max': whether small "
+                f"or large values are better."
+            )
+        if self.search_alg is not None and self.seed is not None:
+            raise ConfigError(
+                f"TuneConfig(search_alg=..., seed={self.seed}): the seed is of the variants of "
+                f"param_space. Give the search algorithm one of its own."
+            )

@@ -1,0 +1,461 @@
+"""`Tuner`: many trials of a function or a trainer, each with a configuration of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.checks import given_or_default
+from hpctrain.config import RunConfig, ScalingConfig
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.launch.begin import rename_aside
+from hpctrain.launch.claim import claimed, find_claim
+from hpctrain.launch.dry_run import print_plan
+from hpctrain.launch.fit import refuse_nested_fit
+from hpctrain.launch.request import choose_launcher
+from hpctrain.launch.storage import errors_of_storage
+from hpctrain.log import log
+from hpctrain.own_files import DIRECTORY_MODE
+from hpctrain.plan import spec
+from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.trust import check_run_directory, read_own
+from hpctrain.tune.ledger import (
+    SweepLedger,
+    SweepPaths,
+    SweepRecord,
+    read_configs,
+    read_record,
+)
+from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.result_grid import ResultGrid, make_grid
+from hpctrain.tune.schedulers import FIFOScheduler
+from hpctrain.tune.slots import Capacity, Slots
+from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
+from hpctrain.tune.sweep import Sweep, SweepRules
+from hpctrain.tune.trainable import (
+    Trainable,
+    check_trainable,
+    make_trial_trainer,
+    name_trainable,
+    run_config_of,
+)
+from hpctrain.tune.trial import Trial, TrialState, name_trial
+from hpctrain.tune.tune_config import TuneConfig
+from hpctrain.tune.variants import Variants, check_space
+from hpctrain.uncaught import show_as
+from hpctrain.worker.bootstrap import visible_gpus
+
+_OWNER_ONLY = 0o600
+_MOST_CHECKED = 1000
+_SECONDS_OF_A_CLAIM = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """What ``tuner.pkl`` holds."""
+
+    space: Mapping[str, Any]
+    tune_config: TuneConfig
+    run_config: RunConfig
+
+
+class Tuner:
+    """Tries a function or a trainer with many configurations, some at the same time.
+
+    Each trial is a run of its own, below the directory of the sweep: ``storage_path/name/TRIAL``.
+
+    Parameters
+    ----------
+    trainable
+        A function that is called with the configuration and calls ``hpctrain.report()``, or a
+        trainer.
+    param_space
+        The configuration, with domains in place of values: `hpctrain.tune.uniform`,
+        `hpctrain.tune.grid_search`, ... Of a trainer its keys are arguments, such as
+        ``train_loop_config`` and ``scaling_config``.
+    tune_config
+        How the sweep searches, and when it ends.
+    run_config
+        Name and place of the sweep, and how each trial is looked after. None: the trainer's.
+
+    Raises
+    ------
+    ConfigError
+        If a value is none.
+    """
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        *,
+        param_space: Mapping[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        check_trainable(trainable)
+        check_space({} if param_space is None else param_space)
+        self._trainable = trainable
+        self._space: Mapping[str, Any] = dict(param_space or {})
+        self._tune_config = given_or_default("tune_config", tune_config, TuneConfig)
+        self._run_config = given_or_default(
+            "run_config", run_config or run_config_of(trainable), RunConfig
+        )
+        self._retries: tuple[TrialState, ...] = ()
+        self._restarts_errored = False
+        self._restored: SweepPaths | None = None
+
+    def fit(self) -> ResultGrid:
+        """Run the trials, and return their results. Not collective.
+
+        Trials that fail are results, too.
+
+        Raises
+        ------
+        ConfigError
+            If something is impossible, or the first report of a trial lacks the metric.
+        KeyboardInterrupt
+            After Ctrl-C, once the trials have stopped; ``Tuner.restore()`` goes on.
+        """
+        _refuse_other_homes(self._run_config)
+        config = self._tune_config
+        # A second fit() of this Tuner begins with what the first one began with.
+        content = spec.pack(
+            _Stored(space=self._space, tune_config=config, run_config=self._run_config),
+            what="param_space, TuneConfig and RunConfig",
+        )
+        config = spec.unpack(content).tune_config
+        paths = self._restored or self._new_paths()
+        seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
+        record = None
+        if self._restored is not None:
+            record = read_record(paths)
+            seed = record.started.get("seed", seed)
+        scheduler = config.scheduler or FIFOScheduler()
+        scheduler.set_search_properties(config.metric, config.mode)
+        runner = LocalRunner(
+            lambda trial_id, values: make_trial_trainer(
+                self._trainable, values, self._run_config_of(paths, trial_id)
+            ),
+            paths.run,
+        )
+        source = self._make_source(config, seed)
+        capacity = _find_capacity(config.max_concurrent_trials)
+        self._check_first_trials(source, runner, capacity)
+        rules = SweepRules(
+            metric=config.metric,
+            time_budget_s=float(config.time_budget_s or math.inf),
+            fail_fast=self._run_config.failure_config.fail_fast,
+        )
+        check_run_directory(paths.root)
+        if environ.dry_run_requested():
+            self._print_plan(source, runner)
+        with _held(paths):
+            if record is None and paths.ledger.exists():
+                _begin_anew(paths)
+            sweep = Sweep(
+                source=source,
+                scheduler=scheduler,
+                search=config.search_alg,
+                runner=runner,
+                slots=Slots(capacity),
+                ledger=SweepLedger(paths=paths),
+                rules=rules,
+                show=self._show,
+            )
+            if record is None:
+                self._begin(paths, content, seed)
+            else:
+                self._go_on(paths, record, sweep)
+            self._run(sweep, paths)
+        return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
+
+    def _run(self, sweep: Sweep, paths: SweepPaths) -> None:
+        how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
+        try:
+            sweep.run()
+        except KeyboardInterrupt as error:
+            left = [t.trial_id for t in sweep.trials.values() if t.state is TrialState.RUNNING]
+            also = f"; {', '.join(left)} still run" if left else ""
+            log(f"interrupted; {how_to_go_on}{also}", new_line=True)
+            show_as(error, "")
+            raise
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} The trials were stopped. Begin again under another name, or with "
+                f"RunConfig(existing='restart')."
+            ) from error
+        SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
+        failed = sum(t.state is TrialState.ERROR for t in sweep.trials.values())
+        self._show(
+            f"{len(sweep.trials)} trials, {failed} failed"
+            + (f" ({sweep.reason})" if sweep.reason else "")
+            + f": hpctrain tune status {shlex.quote(str(paths.root))}"
+        )
+
+    def get_results(self) -> ResultGrid:
+        """Return the results of a restored sweep as they are, and run nothing. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it was not restored.
+        """
+        if self._restored is None:
+            raise ConfigError(
+                "get_results() is for Tuner.restore(path, trainable). fit() returns the results of "
+                "a new sweep."
+            )
+        record = read_record(self._restored)
+        _put_configs(self._restored, record)
+        config = self._tune_config
+        return make_grid(self._restored, record.trials, metric=config.metric, mode=config.mode)
+
+    @classmethod
+    def can_restore(cls, path: str | PathLike[str]) -> bool:
+        """Return whether there is a sweep. Not collective."""
+        paths = SweepPaths(root=Path(path))
+        return paths.ledger.is_file() and paths.tuner.is_file()
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | PathLike[str],
+        trainable: Trainable,
+        *,
+        resume_errored: bool = False,
+        restart_errored: bool = False,
+    ) -> Tuner:
+        """Return a tuner whose ``fit()`` goes on with a sweep. Not collective.
+
+        Trials that have ended are not run again. Others resume from their newest checkpoint, and
+        those that still run are followed. Settings and search space are unpickled: open only what
+        is your own.
+
+        Parameters
+        ----------
+        path
+            Directory of the sweep.
+        trainable
+            The function or trainer, as before.
+        resume_errored
+            Whether trials that failed resume from their newest checkpoint.
+        restart_errored
+            Whether they begin anew.
+
+        Raises
+        ------
+        ConfigError
+            If there is no sweep, or others could have written its pickle.
+        """
+        paths = SweepPaths(root=Path(path).absolute())
+        record = read_record(paths)
+        check_run_directory(paths.root)
+        if resume_errored and restart_errored:
+            raise ConfigError(
+                "restore(resume_errored=True, restart_errored=True): a trial can do one of both."
+            )
+        try:
+            stored = spec.unpack(read_own(paths.tuner))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{paths.tuner} is gone, which has the settings of the sweep. Bring it back, or "
+                f"begin another sweep."
+            ) from error
+        tuner = cls(
+            trainable,
+            param_space=stored.space,
+            tune_config=stored.tune_config,
+            run_config=stored.run_config,
+        )
+        search = stored.tune_config.search_alg
+        if record.trials and search is not None and not hasattr(search, "restore_trial"):
+            raise ConfigError(
+                f"{type(search).__name__} has no restore_trial(trial_id, config), so a sweep with "
+                f"it cannot be restored. Add the method, and begin another sweep."
+            )
+        tuner._restored = paths
+        tuner._retries = (TrialState.ERROR,) if resume_errored or restart_errored else ()
+        tuner._restarts_errored = restart_errored
+        return tuner
+
+    def _new_paths(self) -> SweepPaths:
+        name = self._run_config.name
+        if name is None:
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            name = f"{name_trainable(self._trainable)}_{stamp}_{secrets.token_hex(2)}"
+        storage = Path(self._run_config.storage_path).absolute()
+        paths = SweepPaths(root=storage / name)
+        if RunPaths(paths.root).plan.exists():
+            raise ConfigError(
+                f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
+            )
+        if paths.ledger.exists() and self._run_config.existing != "restart":
+            raise ConfigError(
+                f"{paths.root} is a sweep already. Go on with it: "
+                f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "
+                f"RunConfig(name=...), or existing='restart', which moves it aside."
+            )
+        return paths
+
+    def _run_config_of(self, paths: SweepPaths, trial_id: str) -> RunConfig:
+        return replace(
+            self._run_config,
+            name=trial_id,
+            storage_path=str(paths.root),
+            verbose=0,
+            logging_config=None,
+            launcher="local",
+            # What is in the way is of this sweep.
+            existing="auto",
+        )
+
+    def _make_source(self, config: TuneConfig, seed: int) -> ConfigSource:
+        search = config.search_alg
+        if search is None:
+            return VariantSource(
+                variants=Variants(space=self._space, seed=seed, num_samples=config.num_samples)
+            )
+        if hasattr(search, "set_search_properties"):
+            search.set_search_properties(config.metric, config.mode, self._space)
+        return SearchSource(search=search, space=self._space, num_samples=config.num_samples)
+
+    def _check_first_trials(
+        self, source: ConfigSource, runner: LocalRunner, capacity: Capacity
+    ) -> None:
+        """Refuse before the start what can be known then."""
+        if not isinstance(source, VariantSource):
+            return
+        most = 0
+        for number in range(min(len(source.variants), _MOST_CHECKED)):
+            trial = Trial(trial_id=name_trial(number), config=source.variants[number])
+            need = runner.need_of(trial)
+            Slots(capacity).take(trial.trial_id, need)
+            most = max(most, need.cpus)
+            if number == 0:
+                runner.prepare(trial)
+        if most > capacity.cpus:
+            log(
+                f"warning: a trial needs {most} CPUs, and this machine has {capacity.cpus}: such "
+                f"trials run alone, and their workers slow each other down."
+            )
+
+    def _print_plan(self, source: ConfigSource, runner: LocalRunner) -> None:
+        """Print how many trials there would be, and the plan of the first, and end the process."""
+        if isinstance(source, VariantSource):
+            log(f"{len(source.variants)} trials, the first of which is this:", to=sys.stdout)
+            print_plan(runner.prepare(Trial(trial_id=name_trial(0), config=source.variants[0])))
+        else:
+            count = self._tune_config.num_samples
+            log(f"{count} trials, which the search algorithm proposes", to=sys.stdout)
+        raise SystemExit(0)
+
+    def _begin(self, paths: SweepPaths, content: bytes, seed: int) -> None:
+        config = self._tune_config
+        write_atomic(paths.tuner, content, mode=_OWNER_ONLY, durable=True)
+        SweepLedger(paths=paths).append(
+            "sweep-started",
+            format=1,
+            trainable=name_trainable(self._trainable),
+            metric=config.metric,
+            mode=config.mode,
+            num_samples=config.num_samples,
+            seed=seed,
+        )
+        self._show(f"sweep {paths.root.name}: {paths.root}")
+
+    def _go_on(self, paths: SweepPaths, record: SweepRecord, sweep: Sweep) -> None:
+        _put_configs(paths, record)
+        SweepLedger(paths=paths).append("sweep-restored")
+        ended = sum(trial.state.is_final for trial in record.trials.values())
+        self._show(
+            f"sweep {paths.root.name} goes on: {ended} of {len(record.trials)} trials have ended"
+        )
+        sweep.adopt(record.trials)
+        for trial in list(sweep.trials.values()):
+            if trial.state in self._retries:
+                if self._restarts_errored and paths.run(trial.trial_id).exists():
+                    rename_aside(paths.run(trial.trial_id))
+                sweep.retry(trial)
+
+    def _show(self, line: str) -> None:
+        if self._run_config.verbose:
+            log(line, to=sys.stdout)
+
+
+@contextlib.contextmanager
+def _held(paths: SweepPaths) -> Iterator[None]:
+    """Hold a sweep: no other process runs it."""
+    root = RunPaths(paths.root)
+    if paths.ledger.exists() and (claim := find_claim(root)) is not None:
+        owner = json.loads(claim.owner)
+        raise ConfigError(
+            f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root}. Look at it "
+            f"with: hpctrain tune status {shlex.quote(str(paths.root))}"
+        )
+    with errors_of_storage(root):
+        try:
+            stack = contextlib.ExitStack()
+            stack.enter_context(claimed(root, patience_s=_SECONDS_OF_A_CLAIM))
+        except LaunchError as error:
+            raise ConfigError(f"another process begins the sweep {paths.root}.") from error
+    with stack:
+        yield
+
+
+def _begin_anew(paths: SweepPaths) -> None:
+    """Move an earlier sweep out of the way: its files go into a directory beside it."""
+    # The directory itself stays, which is held.
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = paths.root.with_name(f"{paths.root.name}.{stamp}-{secrets.token_hex(2)}")
+    aside.mkdir(DIRECTORY_MODE)
+    for entry in sorted(paths.root.iterdir()):
+        if not entry.name.startswith(".claim"):
+            os.rename(entry, aside / entry.name)
+    log(f"beginning sweep {paths.root.name} anew; the earlier one was moved to {aside}")
+
+
+def _put_configs(paths: SweepPaths, record: SweepRecord) -> None:
+    for trial_id, config in read_configs(paths, record).items():
+        record.trials[trial_id].config = config
+
+
+def _find_capacity(most_trials: int | None) -> Capacity:
+    """Return what this machine has for trials."""
+    return Capacity(
+        cpus=len(os.sched_getaffinity(0)),
+        gpus=visible_gpus(),
+        mem_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        most_trials=most_trials or math.inf,
+    )
+
+
+def _refuse_other_homes(run_config: RunConfig) -> None:
+    refuse_nested_fit("Tuner.fit")
+    launcher = choose_launcher(ScalingConfig(), run_config)
+    if launcher == "spmd":
+        raise ConfigError(
+            "this process is one of several ranks, and a sweep starts its trials itself. Start the "
+            "script once, without srun or mpiexec."
+        )
+    if launcher == "slurm":
+        raise ConfigError(
+            "a sweep runs its trials on this machine, and this is a login node of Slurm. Start the "
+            "script in an allocation (sbatch or salloc) or, if trials may run here, with "
+            "RunConfig(launcher='local')."
+        )
+    if launcher == "mpiexec":
+        log("note: a sweep runs its trials on this machine, and leaves the other hosts alone.")

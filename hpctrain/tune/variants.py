@@ -1,0 +1,204 @@
+"""The variants of a search space: each combination of its grids, with a draw of all else."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from hpctrain.checks import shown
+from hpctrain.errors import ConfigError
+from hpctrain.tune.domains import Domain, Function, Grid, grid_search
+from hpctrain.unresolved import Path, children, find_unresolved, is_grid_mapping, is_unresolved
+
+_MOST_PASSES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variants:
+    """The variants of a search space by number, the same ones each time they are asked for.
+
+    As in Ray Tune the grids are gone through as a whole, `num_samples` times, and everything else
+    is drawn anew for each variant.
+    """
+
+    space: Mapping[str, Any]
+    seed: int
+    num_samples: int = 1
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self.num_samples * count_combinations(self.space)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Return one of them, from 0.
+
+        Raises
+        ------
+        ConfigError
+            If a function of the space fails, or a grid is inside a drawn value.
+        """
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        combination = number % count_combinations(self.space)
+        return resolve(
+            self.space,
+            combination=combination,
+            rng_of=lambda path: random.Random(f"{self.seed}/{number}/{show_path(path)}"),
+        )
+
+
+def count_combinations(space: Mapping[str, Any]) -> int:
+    """Return how many combinations the grids of a space have; 1 without a grid. Pure."""
+    return math.prod(len(values) for _, values in _grids(space))
+
+
+def resolve(
+    space: Mapping[str, Any], *, combination: int, rng_of: Callable[[Path], random.Random]
+) -> dict[str, Any]:
+    """Return a space with a value in place of each domain. Pure, as far as its functions are.
+
+    Parameters
+    ----------
+    combination
+        Number of the combination of grids, from 0; the grid whose path is first in the alphabet
+        changes fastest.
+    rng_of
+        Returns what to draw with, for each path: a parameter that is added changes no other.
+
+    Raises
+    ------
+    ConfigError
+        If a function fails, or a grid is inside a drawn value.
+    """
+    values: dict[Path, Any] = {}
+    for path, grid in _grids(space):
+        combination, index = divmod(combination, len(grid))
+        values[path] = grid[index]
+    resolved = put_values(dict(space), values)
+    found: dict[Path, Any] = {}
+    for _ in range(_MOST_PASSES):
+        found = dict(find_unresolved(resolved))
+        if not found:
+            assert isinstance(resolved, dict)
+            return resolved
+        for path, domain in found.items():
+            if isinstance(domain, Grid) or is_grid_mapping(domain):
+                raise ConfigError(
+                    f"grid_search of {show_path(path)} is inside a value that is chosen. Put the "
+                    f"grid into param_space itself, or use choice()."
+                )
+        functions = {p: d for p, d in found.items() if isinstance(d, Function)}
+        drawn = {p: d.sample(rng_of(p)) for p, d in found.items() if p not in functions}
+        # A function is given what is known, and those that wait for others come later.
+        resolved = put_values(resolved, drawn or _call(functions, resolved))
+    raise ConfigError(
+        f"param_space: {show_path(next(iter(found)))} still holds a domain after {_MOST_PASSES} "
+        f"draws. Values that are drawn may hold domains, but not themselves."
+    )
+
+
+def check_space(space: object) -> None:
+    """Refuse what is no search space. Pure.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a dict with names as keys, or a grid has no values.
+    """
+    if not isinstance(space, Mapping):
+        raise ConfigError(
+            f"param_space={shown(space)} is a {type(space).__name__}. A dict is needed: "
+            f"param_space={{'lr': tune.loguniform(1e-4, 1e-1)}}."
+        )
+    for key in space:
+        if not isinstance(key, str):
+            raise ConfigError(f"param_space has the key {shown(key)}. Keys are names: use text.")
+    _grids(space)
+
+
+def show_path(path: Path) -> str:
+    """Return the name of a parameter: ``train_loop_config/lr``. Pure."""
+    return "/".join(map(str, path))
+
+
+def _grids(space: Mapping[str, Any]) -> list[tuple[Path, list[Any]]]:
+    grids = []
+    for path, domain in find_unresolved(space):
+        if isinstance(domain, Grid):
+            grids.append((path, list(domain.values)))
+        elif is_grid_mapping(domain):
+            grids.append((path, list(grid_search(domain["grid_search"]).values)))
+    return sorted(grids, key=lambda grid: [(isinstance(k, str), k) for k in grid[0]])
+
+
+def _call(functions: Mapping[Path, Domain], resolved: Any) -> dict[Path, Any]:
+    """Return what those functions return that need no value of another one."""
+    values: dict[Path, Any] = {}
+    failed: tuple[Path, Exception] | None = None
+    for path, function in functions.items():
+        assert isinstance(function, Function)
+        try:
+            config = (_Known(resolved),) if function.takes_config else ()
+            values[path] = function.func(*config)
+        # Whatever a user's function does with a value that is not there yet.
+        except Exception as error:
+            failed = failed or (path, error)
+    if values or failed is None:
+        return values
+    path, cause = failed
+    raise ConfigError(
+        f"sample_from() of {show_path(path)} failed: {type(cause).__name__}: {cause}. It is given "
+        f"the other values of param_space, and must not need its own."
+    ) from cause
+
+
+class _Known(dict[str, Any]):
+    """A config as functions see it: what is not there yet raises an error."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if is_unresolved(value):
+            raise RuntimeError(f"{key!r} has no value yet")
+        return _Known(value) if isinstance(value, dict) else value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+
+def put_values(value: Any, values: Mapping[Path, Any], path: Path = ()) -> Any:
+    """Return a copy of containers with other values at some paths; all else stays itself. Pure."""
+    if path in values:
+        return values[path]
+    if is_unresolved(value) or not any(each[: len(path)] == path for each in values):
+        return _copy(value)
+    inside = {key: put_values(item, values, (*path, key)) for key, item in children(value)}
+    if isinstance(value, Mapping):
+        return inside
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {k: v for k, v in inside.items() if (*path, k)[: len(path) + 1] in _heads(values)}
+        return replace(value, **changed)
+    items = list(inside.values())
+    if isinstance(value, tuple):
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return items
+
+
+def _heads(values: Mapping[Path, Any]) -> set[Path]:
+    return {path[:end] for path in values for end in range(1, len(path) + 1)}
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of dicts and lists: trials do not share what they may change."""
+    if is_unresolved(value):
+        return value
+    if type(value) is dict:
+        return {key: _copy(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_copy(item) for item in value]
+    return value

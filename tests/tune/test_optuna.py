@@ -1,0 +1,115 @@
+"""Optuna proposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpctrain import ConfigError, tune
+from hpctrain.tune.search.optuna import OptunaSearch, convert_space
+from hpctrain.tune.source import SearchSource
+
+pytest.importorskip("optuna")
+
+SPACE = {
+    "a": {"x": tune.uniform(-3, 3), "log": tune.loguniform(1e-3, 1)},
+    "n": tune.qrandint(4, 16, 4),
+    "i": tune.randint(1, 4),
+    "log_i": tune.qlograndint(8, 64, 8),
+    "q": tune.qloguniform(0.5, 8, 0.5),
+    "what": tune.choice([{"name": "sgd"}, {"name": "adam"}]),
+    "plain": tune.choice(["relu", None]),
+    "constant": 7,
+}
+
+
+def propose(search: OptunaSearch, count: int, *, first: int = 0) -> list[dict[str, Any]]:
+    source = SearchSource(search=search, space=SPACE, num_samples=100)
+    configs = []
+    for number in range(first, first + count):
+        config = source.next(number, f"t{number}")
+        assert config is not None
+        search.on_trial_result(f"t{number}", {"loss": 9.0, "training_iteration": 1})
+        search.on_trial_complete(f"t{number}", {"loss": config["a"]["x"] ** 2})
+        configs.append(config)
+    return configs
+
+
+def make(seed: int = 1) -> OptunaSearch:
+    search = OptunaSearch(seed=seed)
+    search.set_search_properties("loss", "min", SPACE)
+    return search
+
+
+def test_what_is_proposed_is_in_the_space_and_learns_from_results() -> None:
+    search = make()
+    configs = propose(search, 40)
+    for config in configs:
+        assert -3 <= config["a"]["x"] <= 3
+        assert 1e-3 <= config["a"]["log"] <= 1
+        assert config["n"] in (4, 8, 12, 16)
+        assert config["i"] in (1, 2, 3)
+        assert config["log_i"] in range(8, 65, 8)
+        assert (config["q"] / 0.5) % 1 == 0
+        assert config["what"]["name"] in ("sgd", "adam")
+        assert config["plain"] in ("relu", None)
+        assert config["constant"] == 7
+    early, late = (sum(c["a"]["x"] ** 2 for c in some) for some in (configs[:10], configs[-10:]))
+    assert late < early
+    assert propose(make(), 5) == configs[:5], "the same seed proposes the same"
+
+
+def test_a_restored_search_knows_what_came_of_earlier_trials() -> None:
+    configs = propose(make(), 12)
+    restored = make(seed=2)
+    for number, config in enumerate(configs):
+        restored.restore_trial(f"t{number}", config)
+        restored.on_trial_complete(f"t{number}", {"loss": config["a"]["x"] ** 2})
+    best = min(config["a"]["x"] ** 2 for config in configs)
+    assert restored._study.best_value == pytest.approx(best)
+    assert len(restored._study.trials) == 12
+    assert propose(restored, 1, first=12)
+
+
+def test_a_failed_trial_and_one_without_a_number_count_as_failed() -> None:
+    search = make()
+    for number, (result, error) in enumerate([(None, True), ({"loss": float("nan")}, False)]):
+        search.suggest(f"t{number}")
+        search.on_trial_complete(f"t{number}", result, error)
+    assert [trial.state.name for trial in search._study.trials] == ["FAIL", "FAIL"]
+
+
+def test_distributions_of_optuna_and_a_function_of_its_trial_are_spaces() -> None:
+    import optuna
+
+    search = OptunaSearch({"x": optuna.distributions.FloatDistribution(0, 1)}, "loss", "max")
+    search.set_search_properties(None, None, {})
+    assert 0 <= search.suggest("t0")["x"] <= 1
+
+    def define(trial: Any) -> dict[str, Any]:
+        return {"twice": 2 * trial.suggest_int("n", 1, 3)}
+
+    search = OptunaSearch(define, "loss", "max")
+    search.set_search_properties(None, None, {})
+    proposed = search.suggest("t0")
+    assert proposed["twice"] == 2 * proposed["n"]
+    search.restore_trial("t1", {"n": 2, "twice": 4})
+    assert search._trials["t1"].params == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    "domain", [tune.grid_search([1]), tune.randn(), tune.sample_from(lambda: 1)], ids=str
+)
+def test_what_optuna_cannot_choose_from_is_refused(domain: Any) -> None:
+    with pytest.raises(ConfigError, match="OptunaSearch cannot choose a/b"):
+        convert_space({"a": {"b": domain}})
+
+
+def test_a_wrong_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a metric and a mode"):
+        OptunaSearch().set_search_properties(None, None, {})
+    with pytest.raises(ConfigError, match="leave seed out"):
+        OptunaSearch(sampler=object(), seed=1)
+    with pytest.raises(ConfigError, match="a dict of Optuna's distributions"):
+        OptunaSearch([1])  # type: ignore[arg-type]

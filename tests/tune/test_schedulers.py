@@ -1,0 +1,131 @@
+"""Schedulers decide as Ray Tune's do, by what those have decided: see record_ray.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain import ConfigError
+from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
+from hpctrain.tune.schedulers.asha import percentile
+
+RECORDED = json.loads((Path(__file__).parent / "recorded/ray.json").read_text())
+
+
+class _WithBrackets(ASHAScheduler):
+    """Puts trials where Ray Tune put them."""
+
+    def put(self, brackets: dict[str, int]) -> None:
+        """Choose what was recorded."""
+        for name, index in brackets.items():
+            self._bracket_of[name] = self._brackets[index]
+
+
+def _decide(scheduler: Any, report: list[Any]) -> str:
+    name, iteration, value, decision = report
+    metrics = {"training_iteration": iteration, "m": math.nan if value is None else value}
+    if decision == "COMPLETE":
+        scheduler.on_complete(name, metrics)
+        return decision
+    return str(scheduler.on_result(name, metrics))
+
+
+@pytest.mark.parametrize("recorded", RECORDED["asha"], ids=lambda each: str(each["options"]))
+def test_asha_stops_the_trials_that_ray_tune_stops(recorded: dict[str, Any]) -> None:
+    scheduler = _WithBrackets(metric="m", mode=recorded["mode"], **recorded["options"])
+    scheduler.put(recorded["brackets"])
+    decisions = [_decide(scheduler, report) for report in recorded["reports"]]
+    assert decisions == [report[-1] for report in recorded["reports"]]
+
+
+@pytest.mark.parametrize("recorded", RECORDED["median"], ids=lambda each: str(each["options"]))
+def test_the_median_rule_stops_the_trials_that_ray_tune_stops(recorded: dict[str, Any]) -> None:
+    scheduler = MedianStoppingRule(metric="m", mode=recorded["mode"], **recorded["options"])
+    decisions = [_decide(scheduler, report) for report in recorded["reports"]]
+    assert decisions == [report[-1] for report in recorded["reports"]]
+
+
+def test_what_was_recorded_has_decisions_of_both_kinds() -> None:
+    for kind in ("asha", "median"):
+        decisions = {report[-1] for each in RECORDED[kind] for report in each["reports"]}
+        assert decisions == {"CONTINUE", "STOP", "COMPLETE"}
+
+
+def test_the_percentile_is_numpys(each_example: Callable[[Callable[[Any], None]], None]) -> None:
+    def check(rng: np.random.Generator) -> None:
+        values = rng.normal(scale=10.0 ** rng.integers(-8, 8), size=rng.integers(1, 40))
+        values[rng.random(values.size) < 0.1] = math.nan
+        share = float(1 - 1 / rng.uniform(1.01, 9))
+        if np.isnan(values).all():
+            assert percentile(values.tolist(), share) is None
+        else:
+            found = percentile(values.tolist(), share)
+            assert found is not None
+            assert found == pytest.approx(np.nanpercentile(values, share * 100), rel=1e-12)
+
+    each_example(check)
+
+
+def test_each_trial_is_put_into_a_bracket_and_the_same_ones_by_the_same_seed() -> None:
+    def choose(seed: int) -> list[int]:
+        scheduler = ASHAScheduler(metric="m", mode="min", max_t=64, brackets=3, seed=seed)
+        for number in range(40):
+            scheduler.on_trial_add(str(number))
+        return [scheduler._brackets.index(each) for each in scheduler._bracket_of.values()]
+
+    assert choose(1) == choose(1) != choose(2)
+    assert set(choose(1)) == {0, 1, 2}
+    assert choose(1).count(0) > choose(1).count(2)
+
+
+def test_a_report_without_the_metric_or_the_time_decides_nothing() -> None:
+    for scheduler in (
+        ASHAScheduler(metric="m", mode="max", max_t=3),
+        MedianStoppingRule(metric="m", mode="max", grace_period=0, min_samples_required=1),
+    ):
+        scheduler.on_trial_add("a")
+        assert scheduler.on_result("a", {"other": 1, "training_iteration": 9}) == "CONTINUE"
+        assert scheduler.on_result("a", {"m": 1}) == "CONTINUE"
+        scheduler.on_complete("a", {"other": 1})
+
+
+def test_metrics_may_be_nested() -> None:
+    scheduler = ASHAScheduler(metric="val/loss", mode="min", time_attr="epoch/n", max_t=3)
+    scheduler.on_trial_add("a")
+    assert scheduler.on_result("a", {"val": {"loss": 1}, "epoch": {"n": 3}}) == "STOP"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ASHAScheduler(mode="maximum"), "One of 'min', 'max' is needed"),
+        (lambda: ASHAScheduler(max_t=0), "A number above 0"),
+        (lambda: ASHAScheduler(max_t=3, grace_period=4), "no trial would reach"),
+        (lambda: ASHAScheduler(reduction_factor=1), "milestones have to grow"),
+        (lambda: ASHAScheduler(brackets=0), "must be 1 or more"),
+        (lambda: MedianStoppingRule(grace_period=-1), "A number above 0"),
+        (lambda: MedianStoppingRule(min_samples_required=0), "must be 1 or more"),
+        (lambda: ASHAScheduler().set_search_properties(None, "min"), "needs a metric and a mode"),
+        (
+            lambda: ASHAScheduler(metric="a", mode="min").set_search_properties("b", "min"),
+            "Leave one of them out",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_is_needed(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_without_a_scheduler_no_metric_is_needed() -> None:
+    scheduler = FIFOScheduler()
+    scheduler.set_search_properties(None, None)
+    assert scheduler.on_result("a", {}) == "CONTINUE"

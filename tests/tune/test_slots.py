@@ -1,0 +1,64 @@
+"""Trials are packed on a machine so that no CPU, GPU or byte is given twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain import ConfigError
+from hpctrain.tune.slots import Capacity, Need, Slots
+
+
+def test_slots_never_give_more_than_there_is_and_a_trial_alone_always_fits(
+    each_example: Callable[[Callable[[Any], None]], None],
+) -> None:
+    def check(rng: np.random.Generator) -> None:
+        capacity = Capacity(
+            cpus=int(rng.integers(1, 9)),
+            gpus=tuple(f"GPU-{i}" for i in range(rng.integers(0, 4))),
+            mem_bytes=int(rng.integers(1, 20)),
+            most_trials=int(rng.integers(1, 5)),
+        )
+        slots, running = Slots(capacity), dict[str, tuple[Need, tuple[str, ...]]]()
+        for step in range(60):
+            if running and rng.random() < 0.4:
+                name = str(rng.choice(sorted(running)))
+                slots.give_back(name)
+                del running[name]
+                continue
+            need = Need(
+                cpus=int(rng.integers(1, 12)),
+                gpus=int(rng.integers(0, len(capacity.gpus) + 1)),
+                mem_bytes=int(rng.integers(0, 25)),
+            )
+            gpus = slots.take(f"t{step}", need)
+            needs = [each for each, _ in running.values()]
+            used = {gpu for _, taken in running.values() for gpu in taken}
+            fits = not running or (
+                len(running) < capacity.most_trials
+                and sum(n.cpus for n in needs) + need.cpus <= capacity.cpus
+                and sum(n.mem_bytes for n in needs) + need.mem_bytes <= capacity.mem_bytes
+            )
+            assert (gpus is not None) == (fits and need.gpus <= len(capacity.gpus) - len(used))
+            if gpus is not None:
+                assert len(gpus) == need.gpus
+                assert not used & set(gpus)
+                running[f"t{step}"] = need, gpus
+
+    each_example(check)
+
+
+def test_more_gpus_than_there_are_are_refused() -> None:
+    slots = Slots(Capacity(cpus=8, gpus=("0",)))
+    with pytest.raises(ConfigError, match="needs 2 GPUs, and this machine shows 1"):
+        slots.take("a", Need(cpus=1, gpus=2))
+
+
+def test_a_trial_that_was_found_at_work_keeps_its_slot() -> None:
+    slots = Slots(Capacity(cpus=2, gpus=("0", "1")))
+    slots.keep("a", Need(cpus=1, gpus=1), ("1",))
+    assert slots.take("b", Need(cpus=1, gpus=1)) == ("0",)
+    assert slots.take("c", Need(cpus=1)) is None

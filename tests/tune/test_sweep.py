@@ -1,0 +1,372 @@
+"""The loop of a sweep, with trials that are played by a fake runner."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain import ConfigError, LaunchError, TrainingFailedError, tune
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.runner import End, Look, Report
+from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from hpctrain.tune.search import Searcher
+from hpctrain.tune.slots import Capacity, Need, Slots
+from hpctrain.tune.source import SearchSource, VariantSource
+from hpctrain.tune.sweep import Sweep, SweepRules
+from hpctrain.tune.trial import TRANSITIONS, Trial, TrialEvent, TrialState, next_state
+from hpctrain.tune.variants import Variants
+
+
+@dataclass
+class Script:
+    """What a fake run does: a value at each look, then how it ends."""
+
+    values: Sequence[float] = (1.0,)
+    fails: str = ""
+    hangs: bool = False
+    """Whether it goes on without a report until it is stopped."""
+    ignores_stop: bool = False
+
+
+@dataclass
+class FakeRunner:
+    """Plays runs, one report at a look; its clock moves by one at each sleep."""
+
+    scripts: Mapping[str, Script] = field(default_factory=dict)
+    capacity: int = 2
+    now: float = 0.0
+    at_work: dict[str, int] = field(default_factory=dict)
+    made: dict[str, list[Report]] = field(default_factory=dict)
+    most_at_work: int = 0
+    asked: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    refuses: Mapping[str, Exception] = field(default_factory=dict)
+    interrupt_at: float = math.inf
+
+    def script(self, trial: Trial) -> Script:
+        return self.scripts.get(trial.trial_id, Script())
+
+    def need_of(self, trial: Trial) -> Need:
+        return Need(cpus=trial.config.get("cpus", 1))
+
+    def start(self, trial: Trial) -> None:
+        if trial.trial_id in self.refuses:
+            raise self.refuses[trial.trial_id]
+        self.started.append(trial.trial_id)
+        self.at_work[trial.trial_id] = 0
+        self.most_at_work = max(self.most_at_work, len(self.at_work))
+
+    def attach(self, trial: Trial) -> bool:
+        return trial.trial_id in self.at_work
+
+    def history(self, trial: Trial) -> Sequence[Report]:
+        return self.made.get(trial.trial_id, [])
+
+    def look(self, trial: Trial) -> Look:
+        name, script = trial.trial_id, self.script(trial)
+        if (name in self.asked and not script.ignores_stop) or name in self.ended:
+            del self.at_work[name]
+            return Look(end=End(failed=False, was_stopped=True))
+        done = self.at_work[name]
+        if done < len(script.values):
+            self.at_work[name] += 1
+            metrics = {"m": script.values[done], "training_iteration": done + 1}
+            report = Report(number=done + 1, time=self.now, metrics=metrics)
+            self.made.setdefault(name, []).append(report)
+            return Look(reports=[report])
+        if script.hangs:
+            return Look()
+        del self.at_work[name]
+        return Look(end=End(failed=bool(script.fails), was_stopped=False, reason=script.fails))
+
+    def stop(self, trial: Trial) -> None:
+        self.asked.append(trial.trial_id)
+
+    def end(self, trial: Trial) -> None:
+        self.ended.append(trial.trial_id)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 1
+        assert self.now < 10_000
+        if self.now >= self.interrupt_at:
+            self.interrupt_at = math.inf
+            raise KeyboardInterrupt
+
+
+def make_sweep(
+    runner: FakeRunner,
+    root: Path,
+    *,
+    num_samples: int = 4,
+    space: Mapping[str, Any] | None = None,
+    scheduler: TrialScheduler | None = None,
+    search: Any = None,
+    **rules: Any,
+) -> Sweep:
+    source: Any = VariantSource(
+        variants=Variants(space=space or {}, seed=0, num_samples=num_samples)
+    )
+    if search is not None:
+        source = SearchSource(search=search, space=space or {}, num_samples=num_samples)
+    ledger = SweepLedger(paths=SweepPaths(root=root))
+    if not ledger.paths.ledger.exists():
+        ledger.append("sweep-started", seed=0)
+    return Sweep(
+        source=source,
+        scheduler=scheduler or FIFOScheduler(),
+        search=search,
+        runner=runner,
+        slots=Slots(Capacity(cpus=runner.capacity)),
+        ledger=ledger,
+        rules=SweepRules(**{"stop_patience_s": 5.0, **rules}),
+        clock=lambda: runner.now,
+        sleep=runner.sleep,
+    )
+
+
+def states(sweep: Sweep) -> list[str]:
+    return [trial.state.value for trial in sweep.trials.values()]
+
+
+def test_all_trials_run_and_no_more_at_once_than_fit(tmp_path: Path) -> None:
+    runner = FakeRunner(capacity=3)
+    sweep = make_sweep(runner, tmp_path, num_samples=7)
+    sweep.run()
+    assert states(sweep) == 7 * ["TERMINATED"]
+    assert runner.most_at_work == 3
+    assert len(set(runner.started)) == 7
+
+
+def test_the_ledger_says_what_the_sweep_says_whatever_the_trials_do(
+    each_example: Callable[[Callable[[Any], None]], None], tmp_path: Path
+) -> None:
+    def check(rng: np.random.Generator) -> None:
+        root = tmp_path / str(rng.integers(2**60))
+        root.mkdir()
+        scripts = {
+            f"trial_{i:05d}": Script(
+                values=rng.normal(size=rng.integers(0, 5)).tolist(),
+                fails="broken" if rng.random() < 0.2 else "",
+                hangs=bool(rng.random() < 0.2),
+                ignores_stop=bool(rng.random() < 0.3),
+            )
+            for i in range(6)
+        }
+        runner = FakeRunner(scripts, capacity=int(rng.integers(1, 4)))
+        asha = ASHAScheduler(metric="m", mode="min", max_t=4, reduction_factor=2)
+        sweep = make_sweep(runner, root, num_samples=6, scheduler=asha, time_budget_s=40)
+        sweep.run()
+        assert not runner.at_work, "nothing is left running"
+        assert all(trial.state.is_final for trial in sweep.trials.values())
+        record = read_record(SweepPaths(root=root))
+        assert [t.state for t in record.trials.values()] == [t.state for t in sweep.trials.values()]
+        for name, trial in record.trials.items():
+            failed = scripts[name].fails and not scripts[name].hangs and trial.stopped_after is None
+            assert (trial.state is TrialState.ERROR) == bool(failed)
+            if trial.stopped_after is not None:
+                assert trial.stopped_after <= len(scripts[name].values)
+
+    each_example(check)
+
+
+def test_a_sweep_that_is_killed_at_any_event_goes_on_to_the_same_end(
+    each_example: Callable[[Callable[[Any], None]], None], tmp_path: Path
+) -> None:
+    """The tuner dies; runs may go on or die with it; then the sweep is restored."""
+
+    def check(rng: np.random.Generator) -> None:
+        root = tmp_path / str(rng.integers(2**60))
+        root.mkdir()
+        scripts = {
+            f"trial_{i:05d}": Script(values=[1.0] * int(rng.integers(1, 6))) for i in range(5)
+        }
+        runner = FakeRunner(scripts)
+
+        class KilledError(Exception):
+            pass
+
+        kill_at, real_sleep = int(rng.integers(0, 12)), runner.sleep
+
+        def sleep(seconds: float) -> None:
+            real_sleep(seconds)
+            if runner.now > kill_at:
+                raise KilledError
+
+        first = make_sweep(runner, root, num_samples=5)
+        first._sleep = sleep
+        first._interrupt = lambda: None  # type: ignore[method-assign]
+        try:
+            first.run()
+        except KilledError:
+            pass
+        for name in list(runner.at_work):
+            if rng.random() < 0.5:
+                del runner.at_work[name]
+        finished = [n for n, t in first.trials.items() if t.state is TrialState.TERMINATED]
+        alive, runner.started = set(runner.at_work), []
+        second = make_sweep(runner, root, num_samples=5)
+        second.adopt(read_record(SweepPaths(root=root)).trials)
+        second.run()
+        assert states(second) == 5 * ["TERMINATED"]
+        assert not set(runner.started) & set(finished), "what is finished does not run again"
+        assert not set(runner.started) & alive, "what runs is attached to"
+        assert len(runner.started) == len(set(runner.started))
+
+    each_example(check)
+
+
+def test_what_asha_has_seen_is_there_again_after_a_restore(tmp_path: Path) -> None:
+    def asha() -> ASHAScheduler:
+        return ASHAScheduler(metric="m", mode="min", max_t=9, grace_period=1, reduction_factor=3)
+
+    runner = FakeRunner({"trial_00000": Script(values=[0.1] * 5)}, capacity=1)
+    first = make_sweep(runner, tmp_path, num_samples=1, scheduler=asha())
+    first.run()
+    runner.scripts = {"trial_00001": Script(values=[0.9] * 5)}
+    second = make_sweep(runner, tmp_path, num_samples=2, scheduler=asha())
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    second.run()
+    assert second.trials["trial_00001"].stopped_after == 1, "it is worse than the first was"
+
+
+def test_a_large_trial_is_not_passed_by_small_ones_for_ever(tmp_path: Path) -> None:
+    scripts = {f"trial_{i:05d}": Script(values=[1.0] * (i + 1)) for i in range(6)}
+    runner = FakeRunner(scripts, capacity=2)
+    space = {"cpus": tune.grid_search([1, 1, 2, 1, 1, 1])}
+    sweep = make_sweep(runner, tmp_path, num_samples=1, space=space)
+    sweep.run()
+    assert runner.started == sorted(runner.started)
+
+
+def test_a_metric_that_no_trial_reports_ends_the_sweep_and_says_which_there_are(
+    tmp_path: Path,
+) -> None:
+    runner = FakeRunner({"trial_00001": Script(hangs=True)})
+    sweep = make_sweep(runner, tmp_path, metric="mm")
+    with pytest.raises(ConfigError, match=r"reported no 'mm'.*The metrics are m, .*mean 'm'"):
+        sweep.run()
+    assert not runner.at_work
+
+
+def test_the_first_failure_ends_all_if_it_is_to(tmp_path: Path) -> None:
+    scripts = {"trial_00000": Script(fails="broken"), "trial_00001": Script(hangs=True)}
+    sweep = make_sweep(FakeRunner(scripts), tmp_path, fail_fast=True)
+    sweep.run()
+    assert states(sweep) == ["ERROR", "TERMINATED"]
+    (tmp_path / "raise").mkdir()
+    sweep = make_sweep(FakeRunner(scripts), tmp_path / "raise", fail_fast="raise")
+    with pytest.raises(TrainingFailedError, match="trial_00000: broken"):
+        sweep.run()
+
+
+def test_a_trial_that_cannot_begin_costs_no_other(tmp_path: Path) -> None:
+    refuses = {"trial_00001": LaunchError("no room")}
+    runner = FakeRunner(refuses=refuses)
+    sweep = make_sweep(runner, tmp_path)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
+    assert sweep.trials["trial_00001"].reason == "no room"
+
+
+def test_a_request_that_is_wrong_from_the_first_trial_on_is_an_error(tmp_path: Path) -> None:
+    runner = FakeRunner(refuses={"trial_00000": ConfigError("wrong")})
+    with pytest.raises(ConfigError, match="wrong"):
+        make_sweep(runner, tmp_path).run()
+
+
+def test_the_time_budget_stops_trials_and_ends_those_that_do_not_stop(tmp_path: Path) -> None:
+    scripts = {
+        "trial_00000": Script(hangs=True),
+        "trial_00001": Script(hangs=True, ignores_stop=True),
+    }
+    runner = FakeRunner(scripts)
+    sweep = make_sweep(runner, tmp_path, time_budget_s=3)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED", "TERMINATED"]
+    assert runner.ended == ["trial_00001"]
+    assert "time_budget_s=3 is over" in sweep.reason
+
+
+def test_ctrl_c_stops_all_and_a_restored_sweep_resumes_them(tmp_path: Path) -> None:
+    scripts = {f"trial_{i:05d}": Script(values=[1.0] * 8) for i in range(3)}
+    runner = FakeRunner(scripts, interrupt_at=3)
+    sweep = make_sweep(runner, tmp_path, num_samples=3)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run()
+    assert not runner.at_work
+    assert states(sweep) == ["PENDING", "PENDING"]
+    runner.asked.clear()
+    second = make_sweep(runner, tmp_path, num_samples=3)
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    second.run()
+    assert states(second) == 3 * ["TERMINATED"]
+
+
+class _Own(Searcher):
+    """Proposes what it was not told before."""
+
+    def __init__(self) -> None:
+        super().__init__("m", "min")
+        self.told: list[Any] = []
+        self.waits = 0
+
+    def suggest(self, trial_id: str) -> Any:
+        if self.waits < 2:
+            self.waits += 1
+            return None if trial_id != "trial_00000" else {"x": 0}
+        return {"x": len(self.told)} if len(self.told) < 3 else self.FINISHED
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        self.told.append(("result", trial_id, result["m"]))
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        self.told.append(("complete", trial_id, error))
+
+
+def test_a_search_of_ones_own_proposes_waits_learns_and_finishes(tmp_path: Path) -> None:
+    search = _Own()
+    runner = FakeRunner({"trial_00001": Script(fails="broken")})
+    sweep = make_sweep(runner, tmp_path, num_samples=50, search=search)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED", "ERROR"]
+    assert ("result", "trial_00000", 1.0) in search.told
+    assert ("complete", "trial_00000", False) in search.told
+    assert ("complete", "trial_00001", True) in search.told
+
+
+def test_a_search_that_never_proposes_ends_the_sweep(tmp_path: Path) -> None:
+    search = _Own()
+    search.suggest = lambda trial_id: None  # type: ignore[method-assign]
+    sweep = make_sweep(FakeRunner(), tmp_path, search=search)
+    sweep.run()
+    assert not sweep.trials
+
+
+def test_no_event_leads_out_of_an_end_but_a_retry() -> None:
+    for state in TrialState:
+        assert set(TRANSITIONS) == set(TrialState)
+        for event in TrialEvent:
+            if state.is_final and event is not TrialEvent.RETRY:
+                assert next_state(state, event) is state
+
+
+def test_a_ledger_that_is_torn_or_damaged_gives_what_is_whole(tmp_path: Path) -> None:
+    sweep = make_sweep(FakeRunner(), tmp_path, num_samples=3)
+    sweep.run()
+    path = tmp_path / "tune.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    broken = [b"\x00\xff\n", b'{"event": 3}\n', b'{"event": "trial-added", "time": 1}\n', b"[]\n"]
+    wrong = json.dumps({"event": "trial-ended", "time": 1.0, "trial": "unknown"}).encode() + b"\n"
+    path.write_bytes(b"".join([*lines[:3], *broken, wrong, *lines[3:]]) + lines[-1][:9])
+    record = read_record(SweepPaths(root=tmp_path))
+    assert [t.state.value for t in record.trials.values()] == 3 * ["TERMINATED"]

@@ -1,0 +1,404 @@
+"""Sweeps of real runs on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpctrain
+from hpctrain import (
+    Checkpoint,
+    ConfigError,
+    DataParallelTrainer,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    WorkerError,
+    tune,
+)
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
+from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.schedulers import ASHAScheduler
+from tests.waiting import wait_until
+
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+
+
+def quiet(storage: Path, **options: Any) -> RunConfig:
+    return RunConfig(**{"storage_path": storage, "name": "sweep", "verbose": 0, **options})
+
+
+def test_a_sweep_of_a_function_has_a_run_and_a_result_for_each_trial(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        if config["x"] == 3:
+            raise ValueError("three is too many")
+        for epoch in range(2):
+            hpctrain.report({"loss": config["x"] - epoch})
+
+    tuner = tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([1, 2, 3])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", max_concurrent_trials=3),
+        run_config=quiet(tmp_path),
+    )
+    grid = tuner.fit()
+    assert len(grid) == 3
+    assert (grid.num_errors, grid.num_terminated) == (1, 2)
+    assert [result.config for result in grid] == [{"x": 1}, {"x": 2}, {"x": 3}]
+    assert isinstance(grid.errors[0], WorkerError)
+    assert "three is too many" in str(grid.errors[0])
+    best = grid.get_best_result()
+    assert best.config == {"x": 1}
+    assert best.metrics == {"loss": 0}
+    assert Path(best.path) == tmp_path / "sweep/trial_00000"
+    assert grid.get_best_result("loss", "max", scope="all").config == {"x": 2}
+    frame = grid.get_dataframe(filter_metric="loss", filter_mode="max")
+    assert frame["loss"].tolist()[:2] == [1, 2]
+    assert frame["config/x"].tolist() == [1, 2, 3]
+    with pytest.raises(ConfigError, match="has a value of 'los'"):
+        grid.get_best_result("los", "min")
+    with pytest.raises(ConfigError, match="is a sweep already"):
+        tuner.fit()
+    again = tune.Tuner.restore(tmp_path / "sweep", train)
+    assert len(again.get_results()) == 3
+    assert again.fit().num_errors == 1, "nothing runs again"
+    assert len(grid[2].attempts) == 1
+    assert tune.Tuner.restore(tmp_path / "sweep", train, resume_errored=True).fit().num_errors == 1
+    assert len(hpctrain.Result.from_path(grid[2].path).attempts) == 2
+
+
+def test_a_trainer_is_tried_with_other_arguments_and_asha_stops_the_worse(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        size = hpctrain.get_context().get_world_size()
+        assert config["kept"] == "yes"
+        deadline = time.monotonic() + TIMEOUT_S
+        for step in range(10_000):
+            hpctrain.report({"loss": config["lr"], "size": size})
+            if config["lr"] < 1 and step == 2:
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    trainer = DataParallelTrainer(
+        train, train_loop_config={"kept": "yes", "lr": 5}, run_config=quiet(tmp_path)
+    )
+    grid = tune.Tuner(
+        trainer,
+        param_space={
+            "train_loop_config": {"lr": tune.grid_search([0.5, 2.0])},
+            "scaling_config": ScalingConfig(num_workers=tune.choice([2])),
+        },
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            max_concurrent_trials=1,
+            scheduler=ASHAScheduler(max_t=100_000, reduction_factor=2),
+        ),
+    ).fit()
+    assert grid.num_terminated == 2
+    assert not grid.errors
+    assert [result.state for result in grid] == ["finished", "stopped"]
+    assert [result.metrics["size"] for result in grid] == [2, 2]
+    config = grid[1].config
+    assert config["scaling_config"].num_workers == 2
+    assert config["train_loop_config"] == {"lr": 2.0}
+
+
+SCRIPT = """
+    import sys, time
+    from pathlib import Path
+    import hpctrain
+    from hpctrain import Checkpoint, RunConfig, tune
+
+    def train(config):
+        gate, begun = Path(config["gate"]), 0
+        if (checkpoint := hpctrain.get_checkpoint()) is not None:
+            begun = checkpoint.to_dict()["step"]
+        for step in range(begun + 1, begun + 4000):
+            hpctrain.report({"step": step, "begun": begun}, Checkpoint.from_dict({"step": step}))
+            if gate.exists() and step >= 4:
+                return
+            time.sleep(0.02)
+
+    if __name__ == "__main__":
+        root = Path(sys.argv[1])
+        if tune.Tuner.can_restore(root):
+            tuner = tune.Tuner.restore(root, train)
+        else:
+            tuner = tune.Tuner(
+                train,
+                param_space={"x": tune.grid_search([1, 2]), "gate": sys.argv[2]},
+                run_config=RunConfig(storage_path=root.parent, name=root.name),
+                tune_config=tune.TuneConfig(max_concurrent_trials=2),
+            )
+        grid = tuner.fit()
+        print("BEGUN", [result.metrics["begun"] for result in grid], grid.num_errors)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    """Start the script above, and end what it has left."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    started: list[subprocess.Popen[str]] = []
+
+    def run() -> subprocess.Popen[str]:
+        words = [sys.executable, str(script), str(tmp_path / "s"), str(tmp_path / "gate")]
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+        )
+        started.append(process)
+        return process
+
+    yield run
+    (tmp_path / "gate").touch()
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _reports(root: Path) -> list[int]:
+    statuses = [read_status(RunPaths(root / f"trial_0000{i}")) for i in range(2)]
+    return [0 if status is None else status.reports for status in statuses]
+
+
+def test_a_killed_tuner_is_restored_attaches_to_one_trial_and_resumes_the_other(
+    start: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    root = tmp_path / "s"
+    tuner = start()
+    wait_until(lambda: min(_reports(root)) > 4)
+    tuner.kill()
+    tuner.wait()
+    killed = read_status(RunPaths(root / "trial_00001"))
+    kept = read_status(RunPaths(root / "trial_00000"))
+    assert killed is not None
+    assert kept is not None
+    os.kill(killed.owner_pid, signal.SIGKILL)
+    again = start()
+    wait_until(lambda: len(read_record(SweepPaths(root=root)).trials) == 2)
+    (tmp_path / "gate").touch()
+    said, _ = again.communicate(timeout=TIMEOUT_S)
+    assert again.returncode == 0, said
+    assert "trial_00000 goes on" in said
+    assert "trial_00001 begins" in said
+    (begun,) = [line for line in said.splitlines() if line.startswith("BEGUN")]
+    assert begun.startswith("BEGUN [0, ")
+    assert not begun.startswith("BEGUN [0, 0]")
+    after = read_status(RunPaths(root / "trial_00000"))
+    assert after is not None
+    assert after.owner_pid == kept.owner_pid, "it was never ended"
+
+
+def test_a_trial_that_is_killed_costs_no_other_and_a_second_tuner_is_refused(
+    start: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    root = tmp_path / "s"
+    tuner = start()
+    wait_until(lambda: min(_reports(root)) > 4)
+    second = start()
+    said, _ = second.communicate(timeout=TIMEOUT_S)
+    assert second.returncode == 2
+    assert f"process {tuner.pid} on" in said
+    killed = read_status(RunPaths(root / "trial_00001"))
+    assert killed is not None
+    os.kill(killed.owner_pid, signal.SIGKILL)
+    (tmp_path / "gate").touch()
+    said, _ = tuner.communicate(timeout=TIMEOUT_S)
+    assert tuner.returncode == 0, said
+    assert "trial_00001 failed: its executor was killed" in said
+    assert said.rstrip().endswith("] 1")
+
+
+def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(
+    start: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    root = tmp_path / "s"
+    tuner = start()
+    wait_until(lambda: min(_reports(root)) > 4)
+    tuner.send_signal(signal.SIGINT)
+    said, _ = tuner.communicate(timeout=TIMEOUT_S)
+    # As of a program that Ctrl-C ends.
+    assert tuner.returncode == -signal.SIGINT, said
+    assert f"Tuner.restore('{root}', trainable).fit() goes on" in said
+    assert "Traceback" not in said
+    states = {read_status(RunPaths(root / f"trial_0000{i}")).state.value for i in range(2)}  # type: ignore[union-attr]
+    assert states == {"stopped"}
+    (tmp_path / "gate").touch()
+    said, _ = start().communicate(timeout=TIMEOUT_S)
+    assert "BEGUN [" in said
+    assert "BEGUN [0" not in said, "they resume from their checkpoints"
+
+
+def test_configurations_that_json_cannot_hold_are_restored_as_they_were(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        hpctrain.report({"y": config["function"](2)})
+
+    space = {"function": tune.choice([lambda x: x + 1])}
+    grid = tune.Tuner(train, param_space=space, run_config=quiet(tmp_path)).fit()
+    assert grid[0].metrics == {"y": 3}
+    assert grid.get_best_result().config["function"](1) == 2
+    restored = tune.Tuner.restore(tmp_path / "sweep", train).get_results()
+    assert restored[0].config["function"](1) == 2
+    pickle = tmp_path / "sweep/configs/trial_00000.pkl"
+    assert pickle.stat().st_mode & 0o777 == 0o600
+    pickle.unlink()
+    with pytest.raises(ConfigError, match="is gone, which has the configuration of trial_00000"):
+        tune.Tuner.restore(tmp_path / "sweep", train).fit()
+
+
+def test_a_trial_restarts_from_its_checkpoint_within_its_budget(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        checkpoint = hpctrain.get_checkpoint()
+        step = 0 if checkpoint is None else checkpoint.to_dict()["step"]
+        hpctrain.report({"step": step + 1}, Checkpoint.from_dict({"step": step + 1}))
+        if step == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run_config = quiet(tmp_path, failure_config=FailureConfig(max_failures=1))
+    grid = tune.Tuner(train, param_space={}, run_config=run_config).fit()
+    assert not grid.errors
+    assert grid[0].metrics == {"step": 2}
+
+
+def test_a_metric_that_is_not_reported_is_said_with_those_that_are(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for _ in range(2000):
+            hpctrain.report({"loss": 1.0})
+            time.sleep(0.05)
+
+    tuner = tune.Tuner(
+        train,
+        tune_config=tune.TuneConfig(metric="los", mode="min"),
+        run_config=quiet(tmp_path),
+    )
+    with pytest.raises(ConfigError, match=r"no 'los'.*The metrics are loss.*mean 'loss'") as error:
+        tuner.fit()
+    assert "existing='restart'" in str(error.value)
+    status = read_status(RunPaths(tmp_path / "sweep/trial_00000"))
+    assert status is not None
+    assert status.state.is_final
+
+
+def noop(config: dict[str, Any]) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda **o: tune.Tuner(3, **o), "a function of a config, or a trainer"),
+        (lambda **o: tune.Tuner(noop, param_space=[1], **o), "A dict is needed"),
+        (lambda **o: tune.Tuner(noop, param_space={"a": tune.grid_search([])}, **o), "no values"),
+        (
+            lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(mode="maximum"), **o),
+            "One of 'min', 'max'",
+        ),
+        (
+            lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(metric="a"), **o),
+            "needs mode='min' or mode='max'",
+        ),
+        (
+            lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(num_samples=0), **o),
+            "must be 1 or more",
+        ),
+        (
+            lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(num_samples=-1), **o),
+            "a sweep without an end",
+        ),
+        (
+            lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(num_sample=1), **o),
+            "Did you mean 'num_samples'",
+        ),
+        (
+            lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(search_alg=3), **o),
+            "suggest, on_trial_result, on_trial_complete",
+        ),
+        (
+            lambda **o: tune.Tuner(
+                noop, tune_config=tune.TuneConfig(scheduler=ASHAScheduler()), **o
+            ),
+            "needs a metric and a mode",
+        ),
+        (
+            lambda **o: tune.Tuner(DataParallelTrainer(noop), param_space={"lr": 1}, **o),
+            r"no argument of DataParallelTrainer.*'train_loop_config'",
+        ),
+        (
+            lambda **o: tune.Tuner(
+                DataParallelTrainer(noop, scaling_config=ScalingConfig(num_workers=0)), **o
+            ),
+            "Use num_workers=1",
+        ),
+        (
+            lambda **o: tune.Tuner(tune.with_resources(noop, {"gpu": 64}), **o),
+            "needs 64 GPUs, and this machine shows",
+        ),
+        (
+            lambda **o: tune.Tuner(tune.with_resources(noop, {"cpus": 2}), **o),
+            "Did you mean 'cpu'",
+        ),
+        (
+            lambda **o: tune.Tuner(noop, param_space={"a": tune.sample_from(lambda: 1 / 0)}, **o),
+            "ZeroDivisionError",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_starts(
+    make: Callable[..., Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(run_config=quiet(tmp_path)).fit()
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_directory_that_is_no_sweep_is_not_restored(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing"):
+        assert not tune.Tuner.can_restore(path)
+        with pytest.raises(ConfigError, match="it is not a sweep"):
+            tune.Tuner.restore(path, noop)
+
+
+def test_parameters_and_resources_of_a_function_reach_its_trials(tmp_path: Path) -> None:
+    def train(config: dict[str, Any], data: list[int]) -> None:
+        hpctrain.report({"sum": sum(data), "threads": int(os.environ["OMP_NUM_THREADS"])})
+
+    function = tune.with_parameters(train, data=[1, 2, 3])
+    grid = tune.Tuner(
+        tune.with_resources(function, {"cpu": 2}), param_space={}, run_config=quiet(tmp_path)
+    ).fit()
+    assert grid[0].metrics == {"sum": 6, "threads": 2}
+
+
+def test_a_sweep_begins_anew_if_it_is_to(tmp_path: Path) -> None:
+    grids = [
+        tune.Tuner(noop, param_space={"x": x}, run_config=quiet(tmp_path, existing="restart")).fit()
+        for x in (1, 2)
+    ]
+    assert grids[1][0].config == {"x": 2}
+    (aside,) = [path for path in tmp_path.iterdir() if path.name != "sweep"]
+    assert read_record(SweepPaths(root=aside)).trials["trial_00000"].config == {"x": 1}
+
+
+def test_importing_tune_loads_nothing_heavy() -> None:
+    code = "import sys, hpctrain.tune as t; t.Tuner; t.uniform; print(*sorted(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = set(found.stdout.split())
+    assert "hpctrain.tune.tuner" in loaded, found.stderr
+    assert not loaded & {"numpy", "pandas", "optuna", "torch", "mpi4py", "rich", "submitit"}

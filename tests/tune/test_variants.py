@@ -1,0 +1,233 @@
+"""Search spaces: what is drawn, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain import ConfigError, ScalingConfig, SlurmConfig, tune
+from hpctrain.tune.source import merge_suggestion
+from hpctrain.tune.variants import Variants, check_space
+
+RECORDED = json.loads((Path(__file__).parent / "recorded/ray.json").read_text())
+
+
+def _gridded(space: Any) -> Any:
+    if isinstance(space, dict):
+        return {key: _gridded(value) for key, value in space.items()}
+    if isinstance(space[0], list):
+        return [tune.grid_search(values) for values in space]
+    return tune.grid_search(space)
+
+
+@pytest.mark.parametrize("recorded", RECORDED["grids"], ids=lambda each: str(each["space"]))
+def test_grids_are_gone_through_in_ray_tunes_order(recorded: dict[str, Any]) -> None:
+    variants = Variants(space=_gridded(recorded["space"]), seed=0)
+    assert [variants[i] for i in range(len(variants))] == recorded["variants"]
+
+
+def test_any_grid_has_each_combination_num_samples_times(
+    each_example: Callable[[Callable[[Any], None]], None],
+) -> None:
+    def check(rng: np.random.Generator) -> None:
+        names = [f"p{i}" for i in range(rng.integers(0, 4))]
+        values = {name: list(range(rng.integers(1, 4))) for name in names}
+        samples = int(rng.integers(1, 4))
+        space = {
+            "nested": {name: tune.grid_search(each) for name, each in values.items()},
+            "drawn": tune.uniform(0, 1),
+        }
+        variants = Variants(space=space, seed=int(rng.integers(1000)), num_samples=samples)
+        all_of_them = [variants[i] for i in range(len(variants))]
+        found = sorted(tuple(each["nested"].values()) for each in all_of_them)
+        assert found == sorted(list(itertools.product(*values.values())) * samples)
+        drawn = [each["drawn"] for each in all_of_them]
+        assert len(set(drawn)) == len(drawn), "drawn anew for each"
+        assert all_of_them == [variants[i] for i in range(len(variants))], "and repeatable"
+
+    each_example(check)
+
+
+def test_draws_are_inside_their_domain_and_multiples_of_its_step(
+    each_example: Callable[[Callable[[Any], None]], None],
+) -> None:
+    def check(rng: np.random.Generator) -> None:
+        draw = random.Random(int(rng.integers(2**31)))
+        low, width, step = (int(rng.integers(*b)) for b in ((1, 50), (1, 90), (2, 9)))
+        high = low + width
+        domains: list[tuple[Any, Callable[[Any], bool]]] = [
+            (tune.uniform(low, high), lambda x: low <= x <= high),
+            (tune.loguniform(low, high), lambda x: low <= x <= high),
+            (tune.quniform(low * step, high * step, step), lambda x: x % step == 0),
+            (tune.qloguniform(low * step, high * step, step), lambda x: x % step == 0),
+            (tune.randint(low, high), lambda x: low <= x < high),
+            (tune.lograndint(low, high), lambda x: low <= x < high),
+            (tune.qrandint(low * step, high * step, step), lambda x: x % step == 0),
+            (tune.qlograndint(low * step, high * step, step), lambda x: x % step == 0),
+            (tune.qrandn(0, 10, step), lambda x: x % step == 0),
+        ]
+        for domain, is_inside in domains:
+            for _ in range(5):
+                value = domain.sample(draw)
+                assert is_inside(value), (domain, value)
+                if getattr(domain, "q", None) is not None and hasattr(domain, "lower"):
+                    assert domain.lower <= value <= domain.upper, (domain, value)
+
+    each_example(check)
+
+
+def test_draws_have_the_distribution_that_their_name_says() -> None:
+    draw = random.Random(0)
+    logs = [math.log10(tune.loguniform(1e-4, 1).sample(draw)) for _ in range(4000)]
+    assert np.mean(logs) == pytest.approx(-2, abs=0.1)
+    assert np.std(logs) == pytest.approx(4 / math.sqrt(12), abs=0.1)
+    normal = [tune.randn(3, 2).sample(draw) for _ in range(4000)]
+    assert (np.mean(normal), np.std(normal)) == (
+        pytest.approx(3, abs=0.15),
+        pytest.approx(2, abs=0.15),
+    )
+    counts = np.bincount([tune.qrandint(0, 8, 4).sample(draw) for _ in range(3000)])
+    assert counts[[0, 4, 8]] == pytest.approx(1000, abs=120)
+    ends = {tune.qrandint(0, 3, 1).sample(draw) for _ in range(200)}
+    assert ends == {0, 1, 2}, "with a step of 1 the upper bound is left out, as in Ray Tune"
+
+
+def test_a_parameter_that_is_added_changes_no_other() -> None:
+    space = {"lr": tune.uniform(0, 1)}
+    more = {"momentum": tune.uniform(0, 1), **space}
+    assert Variants(space=space, seed=1)[0]["lr"] == Variants(space=more, seed=1)[0]["lr"]
+
+
+def test_functions_are_given_the_values_that_are_there_whatever_the_order() -> None:
+    space = {
+        "c": tune.sample_from(lambda config: config["b"] + 1),
+        "b": tune.sample_from(lambda config: config["in"]["a"] * 2),
+        "in": {"a": tune.choice([5])},
+        "none": tune.sample_from(lambda: 7),
+    }
+    assert Variants(space=space, seed=0)[0] == {"c": 11, "b": 10, "in": {"a": 5}, "none": 7}
+
+
+def test_functions_that_wait_for_each_other_are_refused() -> None:
+    space = {
+        "a": tune.sample_from(lambda config: config["b"]),
+        "b": tune.sample_from(lambda config: config.get("a")),
+    }
+    with pytest.raises(ConfigError, match="must not need its own"):
+        Variants(space=space, seed=0)[0]
+
+
+def test_values_that_are_drawn_may_hold_domains() -> None:
+    space = {"optimizer": tune.choice([{"name": "sgd", "lr": tune.uniform(2, 3)}])}
+    assert 2 <= Variants(space=space, seed=0)[0]["optimizer"]["lr"] <= 3
+
+
+def test_a_grid_inside_a_drawn_value_is_refused() -> None:
+    space = {"a": tune.choice([{"b": tune.grid_search([1])}])}
+    with pytest.raises(ConfigError, match="inside a value that is chosen"):
+        Variants(space=space, seed=0)[0]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """A dataclass of the user's."""
+
+    depth: Any
+    names: tuple[Any, ...] = ()
+
+
+def test_fields_of_dataclasses_lists_and_tuples_are_resolved() -> None:
+    space = {
+        "scaling_config": ScalingConfig(
+            num_workers=tune.grid_search([1, 2]),
+            resources_per_worker={"CPU": tune.choice([3])},
+            slurm=SlurmConfig(partition=tune.choice(["gpu"])),
+        ),
+        "own": _Settings(depth=tune.choice([4]), names=(tune.choice(["x"]), "y")),
+        "json": {"grid_search": ["a", "b"]},
+    }
+    variants = Variants(space=space, seed=0)
+    assert len(variants) == 4
+    workers = [variants[i]["scaling_config"].num_workers for i in range(4)]
+    assert sorted(workers) == [1, 1, 2, 2]
+    first = variants[0]
+    assert first["scaling_config"].num_cpus_per_worker == 3
+    assert first["scaling_config"].slurm.partition == "gpu"
+    assert first["own"] == _Settings(depth=4, names=("x", "y"))
+    assert {variants[i]["json"] for i in range(4)} == {"a", "b"}
+
+
+def test_a_value_that_a_configuration_refuses_is_refused_when_it_is_drawn() -> None:
+    space = {"scaling_config": ScalingConfig(num_workers=tune.grid_search([-1]))}
+    with pytest.raises(ConfigError, match=r"num_workers=.* is -1"):
+        Variants(space=space, seed=0)[0]
+    with pytest.raises(ConfigError, match="use_gpu"):
+        ScalingConfig(num_workers=tune.choice([1]), use_gpu="yes")
+
+
+def test_a_trainer_refuses_what_a_sweep_is_yet_to_choose() -> None:
+    from hpctrain import DataParallelTrainer
+
+    scaling = ScalingConfig(num_workers=tune.grid_search([1, 2]))
+    with pytest.raises(ConfigError, match=r"Tuner\(trainer, param_space="):
+        DataParallelTrainer(lambda: None, scaling_config=scaling)
+    trainer = DataParallelTrainer(print, train_loop_config={"lr": tune.uniform(0, 1)})
+    with pytest.raises(ConfigError, match="train_loop_config holds"):
+        trainer.fit()
+
+
+def test_trials_do_not_share_what_they_may_change() -> None:
+    space = {"layers": [1, 2], "n": tune.grid_search([1, 2])}
+    variants = Variants(space=space, seed=0)
+    variants[0]["layers"].append(3)
+    assert variants[1]["layers"] == [1, 2] == space["layers"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tune.grid_search([]), "has no values"),
+        (lambda: tune.choice("abc"), "a list of values is needed"),
+        (lambda: tune.uniform(1, 1), "the lower bound comes first"),
+        (lambda: tune.uniform(1, None), "two numbers are needed"),
+        (lambda: tune.loguniform(0, 1), "have a logarithm"),
+        (lambda: tune.quniform(0, 1, 0.3), "no multiple of 0.3"),
+        (lambda: tune.quniform(0, 1, 0), "above 0"),
+        (lambda: tune.randint(0, 1.5), "whole numbers"),
+        (lambda: tune.qrandint(1, 2, 5), "no multiple of 5"),
+        (lambda: tune.randn(0, 0), "above 0"),
+        (lambda: tune.sample_from(3), "a function is needed"),
+        (lambda: tune.sample_from(lambda a, b: a), "takes the config, or nothing"),
+        (lambda: check_space([1]), "A dict is needed"),
+        (lambda: check_space({1: 2}), "Keys are names"),
+        (lambda: check_space({"a": {"grid_search": []}}), "has no values"),
+    ],
+)
+def test_a_wrong_domain_is_refused_with_what_is_needed(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
+    with pytest.raises(ImportError, match="Did you mean 'loguniform'"):
+        tune.logunifrom  # noqa: B018
+
+
+def test_a_proposal_replaces_domains_and_adds_the_rest() -> None:
+    space = {"a": {"x": tune.uniform(0, 1), "y": 1}, "s": ScalingConfig(num_workers=2)}
+    merged = merge_suggestion(space, {"a/x": 0.5, "a/z": 3, "s": {"num_workers": 4}})
+    assert merged == {"a": {"x": 0.5, "y": 1, "z": 3}, "s": ScalingConfig(num_workers=4)}
+    assert merge_suggestion(space, {"a": {"x": 0.25}})["a"] == {"x": 0.25, "y": 1}
+    with pytest.raises(ConfigError, match="proposed no a/x"):
+        merge_suggestion(space, {"b": 1})
