@@ -15,7 +15,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE
 from hpctrain.plan import spec
 from hpctrain.rundir.files import open_append, write_atomic
-from hpctrain.rundir.reading import is_time, read_lines
+from hpctrain.rundir.reading import damaged, is_time, read_lines
 from hpctrain.rundir.trust import read_own
 from hpctrain.tune.trial import Trial, TrialEvent
 
@@ -172,13 +172,33 @@ def read_configs(paths: SweepPaths, record: SweepRecord) -> dict[str, Mapping[st
         if trial_id in record.in_pickles:
             path = paths.config(trial_id)
             try:
-                configs[trial_id] = spec.unpack(read_own(path))
+                configs[trial_id] = read_pickle(path)
             except FileNotFoundError as error:
                 raise ConfigError(
                     f"{path} is gone, which has the configuration of {trial_id}. Bring it back, or "
                     f"begin another sweep."
                 ) from error
     return configs
+
+
+def read_pickle(path: Path) -> Any:
+    """Return what a pickle of a sweep holds. Not collective.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ConfigError
+        If others could have written it.
+    DamagedFileError
+        If it cannot be opened.
+    """
+    content = read_own(path)
+    try:
+        return spec.unpack(content)
+    # A damaged pickle can raise anything, and so can a module of the user's that it imports.
+    except Exception as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def is_event(value: Any) -> bool:

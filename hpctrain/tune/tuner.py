@@ -32,12 +32,13 @@ from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.plan import spec
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.trust import check_run_directory, read_own
+from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.ledger import (
     SweepLedger,
     SweepPaths,
     SweepRecord,
     read_configs,
+    read_pickle,
     read_record,
 )
 from hpctrain.tune.local_runner import LocalRunner
@@ -269,7 +270,7 @@ class Tuner:
                 "restore(resume_errored=True, restart_errored=True): a trial can do one of both."
             )
         try:
-            stored = spec.unpack(read_own(paths.tuner))
+            stored = read_pickle(paths.tuner)
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{paths.tuner} is gone, which has the settings of the sweep. Bring it back, or "

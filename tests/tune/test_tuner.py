@@ -25,6 +25,7 @@ from hpctrain import (
     WorkerError,
     tune,
 )
+from hpctrain.errors import DamagedFileError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.ledger import SweepPaths, read_record
@@ -158,8 +159,8 @@ def start(tmp_path: Path) -> Any:
     script.write_text(textwrap.dedent(SCRIPT))
     started: list[subprocess.Popen[str]] = []
 
-    def run() -> subprocess.Popen[str]:
-        words = [sys.executable, str(script), str(tmp_path / "s"), str(tmp_path / "gate")]
+    def run(name: str = "s") -> subprocess.Popen[str]:
+        words = [sys.executable, str(script), str(tmp_path / name), str(tmp_path / "gate")]
         process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
         )
@@ -366,6 +367,37 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=message):
         make(run_config=quiet(tmp_path)).fit()
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_whose_settings_are_damaged_or_writable_by_others_is_not_restored(
+    tmp_path: Path,
+) -> None:
+    tune.Tuner(noop, param_space={}, run_config=quiet(tmp_path)).fit()
+    pickle = tmp_path / "sweep/tuner.pkl"
+    pickle.chmod(0o620)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        tune.Tuner.restore(tmp_path / "sweep", noop)
+    pickle.chmod(0o600)
+    pickle.write_bytes(pickle.read_bytes()[:40])
+    with pytest.raises(DamagedFileError, match=r"tuner\.pkl"):
+        tune.Tuner.restore(tmp_path / "sweep", noop)
+    pickle.unlink()
+    with pytest.raises(ConfigError, match="is gone, which has the settings"):
+        tune.Tuner.restore(tmp_path / "sweep", noop)
+
+
+def test_two_sweeps_in_one_storage_do_not_wait_for_each_other(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    roots = [tmp_path / "s", tmp_path / "t"]
+    tuners = [start(root.name) for root in roots]
+    # None has ended: all four run at the same time.
+    wait_until(lambda: min(*_reports(roots[0]), *_reports(roots[1])) > 4)
+    (tmp_path / "gate").touch()
+    for tuner in tuners:
+        said, _ = tuner.communicate(timeout=TIMEOUT_S)
+        assert tuner.returncode == 0, said
+        assert said.rstrip().endswith("BEGUN [0, 0] 0")
 
 
 def test_a_directory_that_is_no_sweep_is_not_restored(tmp_path: Path) -> None:
