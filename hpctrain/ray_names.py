@@ -19,6 +19,7 @@ _SOURCE = "hpctrain.data.Source is what reads rows: Dataset(source)."
 _EXPORT = "export to Parquet, and read_parquet() it."
 _CONVERT = "convert the files to Parquet or HDF5 once."
 _WRITERS = "write_parquet(), write_hdf5(), write_csv() and write_numpy() write files."
+_TUNE_STATUS = "RunConfig(verbose=1) shows the trials, and so does hpctrain tune status."
 _OWN_AGGREGATE = "groupby(keys).map_groups(function) computes anything of each group."
 _CATALOG = "the files of a catalog are read by their paths."
 
@@ -150,6 +151,33 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     "hpctrain.tensorflow": {
         "Callback": "use ReportCheckpointCallback.",
     },
+    "hpctrain.tune": {
+        "CLIReporter": _TUNE_STATUS,
+        "Callback": "subclass hpctrain.UserCallback; RunConfig(callbacks=[...]) is of each trial.",
+        "Experiment": "use Tuner.",
+        "ExperimentAnalysis": "Tuner.fit() returns a ResultGrid.",
+        "JupyterNotebookReporter": _TUNE_STATUS,
+        "PlacementGroupFactory": "ScalingConfig says what a trial needs.",
+        "ProgressReporter": _TUNE_STATUS,
+        "ResumeConfig": "use Tuner.restore(resume_errored=True) or restart_errored=True.",
+        "Stopper": "use RunConfig(stop=...), a TrialScheduler, or time_budget_s.",
+        "Trainable": "a trial is a function that calls report(), or a trainer.",
+        "TuneContext": "use get_context().",
+        "TuneError": "errors are those of hpctrain: ConfigError, TrainingFailedError.",
+        "create_scheduler": "construct it: hpctrain.tune.schedulers.ASHAScheduler().",
+        "create_searcher": "construct it: hpctrain.tune.search.optuna.OptunaSearch().",
+        "register_env": "it is RLlib's.",
+        "register_trainable": "give Tuner the function itself.",
+        "run": "use Tuner(trainable, param_space=...).fit().",
+        "run_experiments": "use a Tuner for each.",
+    },
+    "hpctrain.tune.schedulers": dict.fromkeys(
+        (
+            *("HyperBandScheduler", "HyperBandForBOHB", "PopulationBasedTraining", "PB2"),
+            *("PopulationBasedTrainingReplay", "ResourceChangingScheduler"),
+        ),
+        "there are ASHAScheduler and MedianStoppingRule; subclass TrialScheduler for another rule.",
+    ),
     "hpctrain.torch": {
         "TorchWorkerProfiler": "use torch.profiler.profile() in the training function, and write "
         "its traces into hpctrain.artifact_dir().",

@@ -14,7 +14,7 @@ from hpctrain.metric_names import all_names, explain_unknown, has_metric
 from hpctrain.rundir.display import format_metrics
 from hpctrain.tune.ledger import NAME_OF, SweepLedger
 from hpctrain.tune.runner import End, Report, TrialRunner
-from hpctrain.tune.schedulers import TrialScheduler
+from hpctrain.tune.schedulers.scheduler import TrialScheduler
 from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource

@@ -9,7 +9,7 @@ from typing import Any
 from hpctrain.checks import check_count, check_seconds, show_changes, shown
 from hpctrain.errors import ConfigError
 from hpctrain.rules import checked, choice, count, kind, optional, or_default, text, with_value
-from hpctrain.tune.schedulers import TrialScheduler
+from hpctrain.tune.schedulers.scheduler import TrialScheduler
 
 _METHODS = ("suggest", "on_trial_result", "on_trial_complete")
 

@@ -43,7 +43,7 @@ from hpctrain.tune.ledger import (
 )
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.result_grid import ResultGrid, make_grid
-from hpctrain.tune.schedulers import FIFOScheduler
+from hpctrain.tune.schedulers.scheduler import FIFOScheduler
 from hpctrain.tune.slots import Capacity, Slots
 from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
 from hpctrain.tune.sweep import Sweep, SweepRules

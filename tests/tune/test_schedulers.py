@@ -129,3 +129,8 @@ def test_without_a_scheduler_no_metric_is_needed() -> None:
     scheduler = FIFOScheduler()
     scheduler.set_search_properties(None, None)
     assert scheduler.on_result("a", {}) == "CONTINUE"
+
+
+def test_a_scheduler_that_is_not_there_is_answered_with_those_that_are() -> None:
+    with pytest.raises(ImportError, match="there are ASHAScheduler and MedianStoppingRule"):
+        from hpctrain.tune.schedulers import HyperBandScheduler  # noqa: F401

@@ -231,3 +231,11 @@ def test_a_proposal_replaces_domains_and_adds_the_rest() -> None:
     assert merge_suggestion(space, {"a": {"x": 0.25}})["a"] == {"x": 0.25, "y": 1}
     with pytest.raises(ConfigError, match="proposed no a/x"):
         merge_suggestion(space, {"b": 1})
+
+
+def test_every_name_of_ray_tune_is_there_or_answered_with_what_to_use() -> None:
+    for name in RECORDED["names"]:
+        try:
+            getattr(tune, name)
+        except ImportError as error:
+            assert f"hpctrain.tune has no {name}: " in str(error)  # noqa: PT017

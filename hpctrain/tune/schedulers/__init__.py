@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from hpctrain.tune.schedulers.asha import ASHAScheduler as ASHAScheduler
-from hpctrain.tune.schedulers.asha import AsyncHyperBandScheduler as AsyncHyperBandScheduler
-from hpctrain.tune.schedulers.median import MedianStoppingRule as MedianStoppingRule
-from hpctrain.tune.schedulers.scheduler import FIFOScheduler as FIFOScheduler
-from hpctrain.tune.schedulers.scheduler import TrialScheduler as TrialScheduler
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ASHAScheduler",
-    "AsyncHyperBandScheduler",
-    "FIFOScheduler",
-    "MedianStoppingRule",
-    "TrialScheduler",
-]
+from hpctrain.lazy_names import at_first_use
+
+if TYPE_CHECKING:
+    from hpctrain.tune.schedulers.asha import ASHAScheduler as ASHAScheduler
+    from hpctrain.tune.schedulers.asha import AsyncHyperBandScheduler as AsyncHyperBandScheduler
+    from hpctrain.tune.schedulers.median import MedianStoppingRule as MedianStoppingRule
+    from hpctrain.tune.schedulers.scheduler import FIFOScheduler as FIFOScheduler
+    from hpctrain.tune.schedulers.scheduler import TrialScheduler as TrialScheduler
+
+_HOME_OF = {
+    "ASHAScheduler": "asha",
+    "AsyncHyperBandScheduler": "asha",
+    "FIFOScheduler": "scheduler",
+    "MedianStoppingRule": "median",
+    "TrialScheduler": "scheduler",
+}
+
+__all__ = sorted(_HOME_OF)
+
+__getattr__, __dir__ = at_first_use(__name__, _HOME_OF)
