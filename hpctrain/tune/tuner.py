@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import random
 import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -19,16 +16,11 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.checks import given_or_default
-from hpctrain.config import RunConfig, ScalingConfig
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.config import RunConfig
+from hpctrain.errors import ConfigError
 from hpctrain.launch.begin import rename_aside
-from hpctrain.launch.claim import claimed, find_claim
 from hpctrain.launch.dry_run import print_plan
-from hpctrain.launch.fit import refuse_nested_fit
-from hpctrain.launch.request import choose_launcher
-from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
-from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.plan import spec
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
@@ -42,6 +34,7 @@ from hpctrain.tune.ledger import (
     read_record,
 )
 from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.place import begin_anew, find_capacity, held, refuse_other_homes
 from hpctrain.tune.result_grid import ResultGrid, make_grid
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
 from hpctrain.tune.slots import Capacity, Slots
@@ -58,11 +51,9 @@ from hpctrain.tune.trial import Trial, TrialState, name_trial
 from hpctrain.tune.tune_config import TuneConfig
 from hpctrain.tune.variants import Variants, check_space
 from hpctrain.uncaught import show_as
-from hpctrain.worker.bootstrap import visible_gpus
 
 _OWNER_ONLY = 0o600
 _MOST_CHECKED = 1000
-_SECONDS_OF_A_CLAIM = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +122,7 @@ class Tuner:
         KeyboardInterrupt
             After Ctrl-C, once the trials have stopped; ``Tuner.restore()`` goes on.
         """
-        _refuse_other_homes(self._run_config)
+        refuse_other_homes(self._run_config)
         config = self._tune_config
         # A second fit() of this Tuner begins with what the first one began with.
         content = spec.pack(
@@ -154,7 +145,7 @@ class Tuner:
             paths.run,
         )
         source = self._make_source(config, seed)
-        capacity = _find_capacity(config.max_concurrent_trials)
+        capacity = find_capacity(config.max_concurrent_trials)
         self._check_first_trials(source, runner, capacity)
         rules = SweepRules(
             metric=config.metric,
@@ -164,9 +155,9 @@ class Tuner:
         check_run_directory(paths.root)
         if environ.dry_run_requested():
             self._print_plan(source, runner)
-        with _held(paths):
+        with held(paths):
             if record is None and paths.ledger.exists():
-                _begin_anew(paths)
+                begin_anew(paths)
             sweep = Sweep(
                 source=source,
                 scheduler=scheduler,
@@ -397,66 +388,6 @@ class Tuner:
             log(line, to=sys.stdout)
 
 
-@contextlib.contextmanager
-def _held(paths: SweepPaths) -> Iterator[None]:
-    """Hold a sweep: no other process runs it."""
-    root = RunPaths(paths.root)
-    if paths.ledger.exists() and (claim := find_claim(root)) is not None:
-        owner = json.loads(claim.owner)
-        raise ConfigError(
-            f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root}. Look at it "
-            f"with: hpctrain tune status {shlex.quote(str(paths.root))}"
-        )
-    with errors_of_storage(root):
-        try:
-            stack = contextlib.ExitStack()
-            stack.enter_context(claimed(root, patience_s=_SECONDS_OF_A_CLAIM))
-        except LaunchError as error:
-            raise ConfigError(f"another process begins the sweep {paths.root}.") from error
-    with stack:
-        yield
-
-
-def _begin_anew(paths: SweepPaths) -> None:
-    """Move an earlier sweep out of the way: its files go into a directory beside it."""
-    # The directory itself stays, which is held.
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = paths.root.with_name(f"{paths.root.name}.{stamp}-{secrets.token_hex(2)}")
-    aside.mkdir(DIRECTORY_MODE)
-    for entry in sorted(paths.root.iterdir()):
-        if not entry.name.startswith(".claim"):
-            os.rename(entry, aside / entry.name)
-    log(f"beginning sweep {paths.root.name} anew; the earlier one was moved to {aside}")
-
-
 def _put_configs(paths: SweepPaths, record: SweepRecord) -> None:
     for trial_id, config in read_configs(paths, record).items():
         record.trials[trial_id].config = config
-
-
-def _find_capacity(most_trials: int | None) -> Capacity:
-    """Return what this machine has for trials."""
-    return Capacity(
-        cpus=len(os.sched_getaffinity(0)),
-        gpus=visible_gpus(),
-        mem_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        most_trials=most_trials or math.inf,
-    )
-
-
-def _refuse_other_homes(run_config: RunConfig) -> None:
-    refuse_nested_fit("Tuner.fit")
-    launcher = choose_launcher(ScalingConfig(), run_config)
-    if launcher == "spmd":
-        raise ConfigError(
-            "this process is one of several ranks, and a sweep starts its trials itself. Start the "
-            "script once, without srun or mpiexec."
-        )
-    if launcher == "slurm":
-        raise ConfigError(
-            "a sweep runs its trials on this machine, and this is a login node of Slurm. Start the "
-            "script in an allocation (sbatch or salloc) or, if trials may run here, with "
-            "RunConfig(launcher='local')."
-        )
-    if launcher == "mpiexec":
-        log("note: a sweep runs its trials on this machine, and leaves the other hosts alone.")
