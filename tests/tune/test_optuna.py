@@ -99,7 +99,9 @@ def test_distributions_of_optuna_and_a_function_of_its_trial_are_spaces() -> Non
 
 
 @pytest.mark.parametrize(
-    "domain", [tune.grid_search([1]), tune.randn(), tune.sample_from(lambda: 1)], ids=str
+    "domain",
+    [tune.grid_search([1]), tune.randn(), tune.sample_from(lambda: 1)],
+    ids=["grid", "randn", "function"],
 )
 def test_what_optuna_cannot_choose_from_is_refused(domain: Any) -> None:
     with pytest.raises(ConfigError, match="OptunaSearch cannot choose a/b"):
