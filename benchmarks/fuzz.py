@@ -333,6 +333,8 @@ def look(runs: Runs, state: str, verb: str) -> tuple[str | None, str]:
     # Colours of a log are left as they are, whichever they became.
     if problem is None and "\x1b" in re.sub(r"\x1b\[[\d;]*m", "", said):
         problem = "terminal escape"
+    # It is shown for some seconds after a report.
+    said = re.sub(r"\n *speed [^\n]*", "", said)
     # Columns are as wide as their times, and runs of the same second in any order.
     said = _TIMES.sub(
         "T", re.sub(" +", " ", re.sub(r"(reports +\d+), [\d.:]+( s| min| h)? ago", r"\1", said))

@@ -28,7 +28,8 @@ def status(
     now = time.time()
     live_view = make_view(files, paths, state=view.state, live=view.live, now=now)
     if json:
-        print_json({**view.to_json(), **live_view.to_json()})
+        damage = view.status.damage or live_view.problem or None
+        print_json({**view.to_json(), **live_view.to_json(), "damage": damage})
     else:
         print(render_view(view, live_view))
 
@@ -93,6 +94,8 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
         rows.append(("error", status.error))
     if status.damage:
         rows.append(("damaged", f"{status.damage}. This is what the ledger says."))
+    elif live_view is not None and live_view.problem:
+        rows.append(("damaged", live_view.problem))
     if view.next_step is not None:
         rows.append(("next", view.next_step))
     lines = [f"{key:<{_KEY_WIDTH}}{value}" for key, value in rows]

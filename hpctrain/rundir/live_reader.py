@@ -48,6 +48,8 @@ class RunFiles:
     saved: Saved = field(default_factory=Saved)
     problem: str = ""
     """Why the status cannot be read."""
+    damage: tuple[str, ...] = ()
+    """What else is missing or damaged, each as a sentence."""
 
 
 class LiveReader:
@@ -67,6 +69,7 @@ class LiveReader:
         self._history = _History(paths.metrics)
         self._targets: Mapping[str, float] = {}
         self._saved = Saved()
+        self._damage: dict[Path, str] = {}
 
     def read(self) -> RunFiles:
         """Return what the files hold now. Not collective. Never raises for what is in them."""
@@ -80,12 +83,15 @@ class LiveReader:
             problem = str(error)
         if self._has_changed(paths.live):
             self._live = read_live(paths)
+            self._damage[paths.live] = "" if self._live else _explain_live(paths.live)
         if self._has_changed(paths.metrics):
             self._history.read()
+            damaged = f"{paths.metrics} has damaged lines, which are left out."
+            self._damage[paths.metrics] = damaged if self._history.is_damaged else ""
         if self._has_changed(paths.plan):
-            self._targets = _read_targets(paths)
+            self._targets, self._damage[paths.plan] = _read_targets(paths)
         if self._has_changed(paths.checkpoints):
-            self._saved = _read_saved(paths.checkpoints)
+            self._saved, self._damage[paths.checkpoints] = _read_saved(paths.checkpoints)
         return RunFiles(
             status=self._status,
             live=self._live,
@@ -94,6 +100,7 @@ class LiveReader:
             targets=self._targets,
             saved=self._saved,
             problem=problem,
+            damage=tuple(filter(None, self._damage.values())),
         )
 
     def _has_changed(self, path: Path) -> bool:
@@ -135,9 +142,14 @@ def make_view(
     status = files.status or nothing
     latest = recent(files.latest)
     last = latest[-1] if latest else None
-    if last is not None and last.number < status.reports:
+    lacks_reports = (0 if last is None else last.number) < status.reports
+    if lacks_reports:
         # Later lines have disappeared.
         last, latest = None, ()
+    # Before the first report they need not be there yet.
+    damage = list(files.damage) if status.reports else []
+    if lacks_reports and not any(str(paths.metrics) in what for what in damage):
+        damage.append(f"{paths.metrics}: reports are missing, or not to be seen here yet.")
     ranks = files.live
     is_of_attempt = ranks is not None and ranks.attempt == status.attempt
     return LiveView(
@@ -156,7 +168,7 @@ def make_view(
         goals=tuple(measure_goals(files.targets, latest)),
         saved=files.saved,
         ranks=ranks if is_of_attempt else None,
-        problem=files.problem,
+        problem=files.problem or " ".join(damage),
     )
 
 
@@ -174,6 +186,7 @@ class _History:
         self._inode = 0
         self._rest = b""
         self._stride = 1
+        self.is_damaged = False
         self._attempt = 0
         self._earlier: set[int] = set()
 
@@ -200,6 +213,8 @@ class _History:
             value = parse_json(line.decode(errors="replace"))
             if is_report(value):
                 self._add(value)
+            elif line.strip():
+                self.is_damaged = True
 
     def _add(self, line: dict[str, Any]) -> None:
         attempt, number = line["attempt"], line["report"]
@@ -221,16 +236,29 @@ class _History:
             self.points = [p for p in self.points if p.number % self._stride == 0]
 
 
-def _read_targets(paths: RunPaths) -> Mapping[str, float]:
+def _explain_live(path: Path) -> str:
+    if not os.path.lexists(path):
+        return f"{path} is missing."
+    return f"{path} is damaged, or of a newer hpctrain."
+
+
+def _read_targets(paths: RunPaths) -> tuple[Mapping[str, float], str]:
     try:
         config = read_plan(paths).get("run_config", {})
-    except (OSError, DamagedFileError):
-        return {}
-    return read_goals(config.get("stop"))
+    except (OSError, DamagedFileError) as error:
+        return {}, _cannot_read(paths.plan, error)
+    return read_goals(config.get("stop") if isinstance(config, dict) else None), ""
 
 
-def _read_saved(directory: Path) -> Saved:
-    """Return what checkpoints there are; they appear and disappear by rename."""
+def _cannot_read(path: Path, error: Exception) -> str:
+    return f"{path} cannot be read: {error}".rstrip(".") + "."
+
+
+def _read_saved(directory: Path) -> tuple[Saved, str]:
+    """Return what checkpoints there are, and what is damaged.
+
+    They appear and disappear by rename.
+    """
     try:
         with os.scandir(directory) as entries:
             found = {
@@ -240,15 +268,19 @@ def _read_saved(directory: Path) -> Saved:
                 and not entry.name.endswith((DAMAGED, REPLACED))
                 and entry.is_dir(follow_symlinks=False)
             }
-    except OSError:
-        return Saved()
+    except FileNotFoundError:
+        return Saved(), ""
+    except OSError as error:
+        return Saved(), _cannot_read(directory, error)
     if not found:
-        return Saved()
+        return Saved(), ""
     has_numbers = all(name.isdecimal() for name in found)
     newest = max(found, key=int) if has_numbers else max(found, key=lambda name: found[name])
     try:
         manifest = read_manifest(directory / newest)
-    except (OSError, CheckpointError, DamagedManifestError):
-        return Saved(count=len(found), newest=newest, created_at=found[newest])
+    except (OSError, CheckpointError, DamagedManifestError) as error:
+        saved = Saved(count=len(found), newest=newest, created_at=found[newest])
+        return saved, _cannot_read(directory / newest, error)
     size = sum(file.size for file in manifest.files)
-    return Saved(count=len(found), newest=newest, size=size, created_at=manifest.created_at)
+    saved = Saved(count=len(found), newest=newest, size=size, created_at=manifest.created_at)
+    return saved, ""
