@@ -66,7 +66,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
         number(
             1.25,
             explain="how many times as long a step may take because of one node; 1.25 or more, "
-            "since less is not told from noise. None leaves no slow node out.",
+            "since noise hides less. None leaves no slow node out.",
         )
     ),
 )

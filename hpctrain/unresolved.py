@@ -8,6 +8,8 @@ from typing import Any
 
 Path = tuple[Any, ...]
 
+_ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
+
 
 class Unresolved:
     """Base of the domains of `hpctrain.tune`: a configuration takes one in place of any value."""
@@ -20,24 +22,30 @@ def is_unresolved(value: object) -> bool:
 
 def is_grid_mapping(value: object) -> bool:
     """Return whether a value is Ray Tune's form of a grid in JSON. Not collective."""
-    return isinstance(value, dict) and list(value) == ["grid_search"]
+    return isinstance(value, dict) and len(value) == 1 and "grid_search" in value
 
 
-def find_unresolved(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def find_unresolved(value: Any) -> Iterator[tuple[Path, Any]]:
     """Yield the domains in a value, with the keys, indices and fields that lead there.
 
-    Not collective. Looks into dicts, lists, tuples and dataclasses.
+    Not collective. Looks into dicts, lists, tuples and dataclasses. Every configuration comes by:
+    it may be large, deep, or hold itself.
 
     Examples
     --------
     >>> list(find_unresolved({"a": [1, {"grid_search": [2, 3]}]}))
     [(('a', 1), {'grid_search': [2, 3]})]
     """
-    if is_unresolved(value):
-        yield path, value
-        return
-    for key, inside in children(value):
-        yield from find_unresolved(inside, (*path, key))
+    # What is yet to be looked at, the next one last, each with the containers around it.
+    rest: list[tuple[Any, Path, frozenset[int]]] = [(value, (), frozenset())]
+    while rest:
+        value, path, around = rest.pop()
+        if is_unresolved(value):
+            yield path, value
+        elif id(value) not in around:
+            around |= {id(value)}
+            inside = [pair for pair in children(value) if type(pair[1]) not in _ATOMS]
+            rest += [(each, (*path, key), around) for key, each in reversed(inside)]
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:

@@ -16,7 +16,7 @@ _WINDOW_S = 60.0
 _LEAST_IN_WINDOW = 5
 _UNITS = ("samples", "tokens", "images")
 _RATE_ENDINGS = ("_per_second", "_per_s", "_per_sec", "/s", "/sec")
-# Names of counts: of what else grows, such as an accuracy, nobody knows when it arrives.
+# Names of counts. The end of other metrics, such as an accuracy, cannot be predicted.
 _COUNTS = (*_UNITS, "epoch", "step", "iteration", "batch")
 
 

@@ -79,7 +79,7 @@ def step_times(
     """Return the times of steps. Pure; not collective.
 
     Empty where ranks have collectives without the others, or send to each other: they wait for
-    some of the others then, which cannot be told from work.
+    some of the others then, and that wait looks like work.
 
     Parameters
     ----------

@@ -17,6 +17,7 @@ import pytest
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig, tune
 from hpctrain.tune.source import merge_suggestion
 from hpctrain.tune.variants import Variants, check_space
+from hpctrain.unresolved import find_unresolved
 
 RECORDED = json.loads((Path(__file__).parent / "recorded/ray.json").read_text())
 
@@ -239,3 +240,17 @@ def test_every_name_of_ray_tune_is_there_or_answered_with_what_to_use() -> None:
             getattr(tune, name)
         except ImportError as error:
             assert f"hpctrain.tune has no {name}: " in str(error)  # noqa: PT017
+
+
+def test_a_configuration_may_hold_itself_be_deep_and_hold_a_value_twice() -> None:
+    config: dict[str, Any] = {"lr": tune.uniform(0, 1)}
+    config["self"] = config
+    assert list(find_unresolved(config)) == [(("lr",), config["lr"])]
+    deep: list[Any] = [config["lr"]]
+    for _ in range(2000):
+        deep = [deep]
+    ((path, domain),) = find_unresolved(deep)
+    assert (path, domain) == ((0,) * 2001, config["lr"])
+    twice = [config["lr"]]
+    found = [path for path, _ in find_unresolved({"a": twice, "b": (twice, 1)})]
+    assert found == [("a", 0), ("b", 0, 0)]

@@ -151,7 +151,7 @@ class Bracket:
                 return True
             cutoff = percentile(list(values.values()), self._share)
             values[trial_id] = value
-            # Of a NaN neither is true: it goes on, and counts for nobody else.
+            # NaN is neither: the trial continues, and others are not compared with it.
             return not (cutoff is not None and value < cutoff)
         return True
 
