@@ -86,6 +86,23 @@ class Container:
     """Further options of the runtime, each as one word of a command line. Of ``pyxis``: options of
     srun."""
 
+    def __post_init__(self) -> None:
+        """Check the fields against each other."""
+        sources: dict[str, str] = {}
+        for mount in self.mounts:
+            source, target, *mode = mount.split(":")
+            if sources.setdefault(target, mount) != mount:
+                raise ConfigError(
+                    f"Container(mounts=[...]): {sources[target]!r} and {mount!r} have one place "
+                    f"inside. Leave one of them out, or give it another place."
+                )
+            if self.runtime == "shifter" and source == target and mode:
+                raise ConfigError(
+                    f"Container(runtime='shifter', mounts=[{mount!r}]): Shifter has it inside "
+                    f"already, as its site allows, and cannot make it read-only there. Leave ':ro' "
+                    f"out, or give it another place inside."
+                )
+
     __repr__ = show_changes
 
 
