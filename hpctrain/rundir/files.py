@@ -149,3 +149,22 @@ def open_append(path: Path) -> int:
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")
     return descriptor
+
+
+def append_durably(path: Path, content: bytes) -> None:
+    """Append whole lines to a file, in one write. Not collective. Durable when this returns.
+
+    Raises
+    ------
+    OSError
+        If not all of it can be written. Readers leave the torn line out, and the next call ends it.
+    DamagedFileError
+        As `open_append`.
+    """
+    descriptor = open_append(path)
+    try:
+        if os.write(descriptor, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

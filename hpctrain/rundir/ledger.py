@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpctrain.rundir.files import open_append
+from hpctrain.rundir.files import append_durably
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_job_id, is_time, read_lines
@@ -32,15 +30,7 @@ def append_event(paths: RunPaths, event: str, **details: Any) -> None:
         If it cannot be written as a whole.
     """
     line = json.dumps({"event": event, "time": time.time(), **details}, default=str) + "\n"
-    descriptor = open_append(paths.ledger)
-    try:
-        written = os.write(descriptor, line.encode())
-        if written < len(line.encode()):
-            # The next write ends the torn line, and readers leave it out.
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.ledger))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    append_durably(paths.ledger, line.encode())
 
 
 def read_events(paths: RunPaths) -> list[dict[str, Any]]:

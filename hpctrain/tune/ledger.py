@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from typing import Any
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE
 from hpctrain.plan import spec
-from hpctrain.rundir.files import open_append, write_atomic
+from hpctrain.rundir.files import append_durably, write_atomic
 from hpctrain.rundir.reading import damaged, is_time, read_lines
 from hpctrain.rundir.trust import read_own
 from hpctrain.tune.trial import Trial, TrialEvent
@@ -31,7 +29,7 @@ class SweepPaths:
     root: Path
 
     @property
-    def ledger(self) -> Path:
+    def events(self) -> Path:
         """Every event."""
         return self.root / "tune.jsonl"
 
@@ -64,13 +62,7 @@ class SweepLedger:
             If it cannot be written as a whole.
         """
         line = json.dumps({"event": event, "time": time.time(), **details}, default=str) + "\n"
-        descriptor = open_append(self.paths.ledger)
-        try:
-            if os.write(descriptor, line.encode()) < len(line.encode()):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.paths.ledger))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        append_durably(self.paths.events, line.encode())
 
     def add_trial(self, trial: Trial) -> None:
         """Write down a trial and its configuration. Not collective.
@@ -115,7 +107,7 @@ def read_record(paths: SweepPaths) -> SweepRecord:
     ConfigError
         If there is no sweep.
     """
-    record = fold(read_lines(paths.ledger, is_event))
+    record = fold(read_lines(paths.events, is_event))
     if record is None:
         there = "is not there" if not paths.root.exists() else "has no tune.jsonl with a sweep"
         raise ConfigError(

@@ -37,7 +37,7 @@ def held(paths: SweepPaths) -> Iterator[None]:
         If another process runs it, or its directory cannot be written.
     """
     root = RunPaths(paths.root)
-    if paths.ledger.exists() and (claim := find_claim(root)) is not None:
+    if paths.events.exists() and (claim := find_claim(root)) is not None:
         owner = json.loads(claim.owner)
         raise ConfigError(
             f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root}. Look at it "

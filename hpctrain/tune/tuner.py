@@ -156,7 +156,7 @@ class Tuner:
         if environ.dry_run_requested():
             self._print_plan(source, runner)
         with held(paths):
-            if record is None and paths.ledger.exists():
+            if record is None and paths.events.exists():
                 begin_anew(paths)
             sweep = Sweep(
                 source=source,
@@ -220,7 +220,7 @@ class Tuner:
     def can_restore(cls, path: str | PathLike[str]) -> bool:
         """Return whether there is a sweep. Not collective."""
         paths = SweepPaths(root=Path(path))
-        return paths.ledger.is_file() and paths.tuner.is_file()
+        return paths.events.is_file() and paths.tuner.is_file()
 
     @classmethod
     def restore(
@@ -295,7 +295,7 @@ class Tuner:
             raise ConfigError(
                 f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
             )
-        if paths.ledger.exists() and self._run_config.existing != "restart":
+        if paths.events.exists() and self._run_config.existing != "restart":
             raise ConfigError(
                 f"{paths.root} is a sweep already. Go on with it: "
                 f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "

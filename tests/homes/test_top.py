@@ -102,7 +102,7 @@ def test_a_run_is_shown_in_the_queue_at_work_and_after_it_was_cancelled(
         assert "two-nodes: running" in shown
         assert "  phases      4 training" in shown
         assert "  speed       " in shown
-        assert " of 1e+06, " in shown
+        assert " of 1000000, " in shown
         status = login.status()
         assert [use["name"] for use in status["node_use"]] == status["nodes"]
         assert all(use["memory_mib"] > 0 for use in status["node_use"])

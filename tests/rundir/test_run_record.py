@@ -42,6 +42,6 @@ def test_no_other_module_writes_the_status_or_the_ledger():
 
 def _opens_for_writing(call: ast.Call) -> bool:
     function = getattr(call.func, "id", getattr(call.func, "attr", None))
-    if function not in ("write_atomic", "open_append") or not call.args:
+    if function not in ("write_atomic", "open_append", "append_durably") or not call.args:
         return False
     return ast.unparse(call.args[0]).endswith(("paths.status", "paths.ledger"))

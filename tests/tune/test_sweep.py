@@ -117,7 +117,7 @@ def make_sweep(
     if search is not None:
         source = SearchSource(search=search, space=space or {}, num_samples=num_samples)
     ledger = SweepLedger(paths=SweepPaths(root=root))
-    if not ledger.paths.ledger.exists():
+    if not ledger.paths.events.exists():
         ledger.append("sweep-started", seed=0)
     return Sweep(
         source=source,
