@@ -339,4 +339,6 @@ def _children_cpu_s() -> float:
 def _seconds(value: float) -> str:
     if abs(value) < 1e-3:
         return f"{value * 1e6:.1f} us"
-    return f"{value * 1e3:.0f} ms" if abs(value) < 1 else f"{value:.2f} s"
+    if abs(value) < 1:
+        return f"{value * 1e3:.{2 if abs(value) < 0.01 else 0}f} ms"
+    return f"{value:.2f} s"
