@@ -26,6 +26,18 @@ class ColumnAggregate:
     word: ClassVar[str]
     function: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        """Check the names, and the delta degrees of freedom."""
+        from hpctrain.data.arguments import integer, one_name
+
+        kind = type(self).__name__
+        # Whether an aggregate needs a column is checked with the others of its call.
+        for name in ("on", "alias_name"):
+            if (value := getattr(self, name)) is not None:
+                one_name(f"{kind}({name}=...)", value)
+        if hasattr(self, "ddof"):
+            integer(f"{kind}(ddof=...)", self.ddof, at_least=0)
+
     def for_columns(self) -> Any:
         """Return it as an `Aggregate`, which the operations compute. Not collective."""
         from hpctrain.data.operations.aggregates import Aggregate

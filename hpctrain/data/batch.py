@@ -26,7 +26,7 @@ def check_batch_size(batch_size: Any) -> None:
     ConfigError
         If it is not an integer of one or more.
     """
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise ConfigError(
             f"batch_size={batch_size!r} is not a number of rows. Give an integer of 1 or more."
         )

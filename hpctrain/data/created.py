@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import is_integer, items_of
 from hpctrain.data.batch import Batch
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.memory import MemorySource
@@ -74,7 +76,13 @@ def from_items(items: Sequence[Any], **scheduling: Any) -> Dataset:
         If some are dicts and others are not.
     """
     say_no_meaning("from_items()", scheduling, OF_READS)
-    return Dataset(MemorySource(arrays=batch_of_items(list(items))))
+    given = items_of(items)
+    if given is None or isinstance(items, str):
+        raise ConfigError(
+            f"from_items({shown(items)}) is not a list of rows or values. Give one, such as "
+            f"[{{'x': 1}}, {{'x': 2}}]; from_numpy() takes a dict of arrays."
+        )
+    return Dataset(MemorySource(arrays=batch_of_items(given)))
 
 
 def range(
@@ -128,10 +136,16 @@ def range_tensor(
         If it is not an integer of 0 or more.
     """
     say_no_meaning("range_tensor()", scheduling, OF_READS)
-    return Dataset(RangeSource(num_rows=_count(n), column="data", shape=tuple(shape)))
+    lengths = items_of(shape)
+    if lengths is None or not all(is_integer(length) and length >= 0 for length in lengths):
+        raise ConfigError(
+            f"range_tensor(shape={shown(shape)}) is not the shape of a row. Give integers of 0 or "
+            f"more, such as (28, 28)."
+        )
+    return Dataset(RangeSource(num_rows=_count(n), column="data", shape=tuple(map(int, lengths))))
 
 
 def _count(n: Any) -> int:
-    if not isinstance(n, (int, np.integer)) or n < 0:
-        raise ConfigError(f"n={n!r} is not a number of rows. Give an integer of 0 or more.")
+    if not is_integer(n) or n < 0:
+        raise ConfigError(f"n={shown(n)} is not a number of rows. Give an integer of 0 or more.")
     return int(n)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import list_of_names, mapping, number_type
 from hpctrain.data.arrow_batches import column_type, from_arrow
 from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
@@ -125,7 +127,7 @@ def open_csv(
     *,
     columns: Sequence[str] | None,
     dtypes: Mapping[str, Any],
-    delimiter: str,
+    delimiter: Any,
     names: Sequence[str] | None,
 ) -> Source:
     """Return the lines of CSV files. Not collective.
@@ -136,7 +138,15 @@ def open_csv(
         If a file is missing, cannot be parsed, or files have different columns.
     """
     require("pyarrow.csv", to="to read CSV files")
-    wanted = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+    wanted = {
+        name: number_type(f"dtypes[{name!r}]", dtype)
+        for name, dtype in mapping("dtypes", dtypes, example="{'x': 'float32'}").items()
+    }
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or not delimiter.isascii():
+        raise ConfigError(
+            f"delimiter={shown(delimiter)} is not a character. Give one, such as ',' or '\\t'."
+        )
+    names = None if names is None else list_of_names("names", names)
     files = find_files(paths, SUFFIXES)
     at, first = 0, _describe(files[0], columns, wanted, {}, delimiter, names)
     while not first.num_rows and at + 1 < len(files):

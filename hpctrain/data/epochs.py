@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import integer, shuffle_buffer
 from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.passes import SizedPasses
@@ -17,6 +19,8 @@ from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over,
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
 from hpctrain.data.window import PIECE_BYTES, Memory
 from hpctrain.errors import ConfigError
+
+_OF_A_STATE = {"epoch", "taken", "mixing", "num_rows"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,7 @@ class Epochs:
             If "drop" leaves none.
         """
         check_batch_size(batch_size)
-        return len(self._sizes((), batch_size, tail or self._tail))
+        return len(self._sizes((), batch_size, self._checked(tail)))
 
     def num_rows_in(self, batch_size: int) -> int:
         """Return how many rows the batches of a whole epoch have. Not collective."""
@@ -107,7 +111,7 @@ class Epochs:
             "num_rows": self._dataset.source.num_rows,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Resume after the batches that had been given out, with as many ranks as there are now.
 
         Not collective, but every rank must load the same state.
@@ -118,6 +122,11 @@ class Epochs:
             If the dataset has another number of rows than it had.
         """
         rows = self._dataset.source.num_rows
+        if not isinstance(state, Mapping) or not state.keys() >= _OF_A_STATE:
+            raise ConfigError(
+                f"load_state_dict({shown(state)}) is not what state_dict() returned. Give the dict "
+                f"that was saved, or begin with the first epoch."
+            )
         if state["taken"] and state["num_rows"] != rows:
             raise ConfigError(
                 f"the dataset has {rows} rows, and had {state['num_rows']} when epoch "
@@ -152,6 +161,7 @@ class Epochs:
         ConfigError
             As in `DataIterator.iter_batches`.
         """
+        tail = self._checked(tail)
         size = block_rows(self._dataset.read_schema) if batch_size is None else batch_size
         # Wrong arguments fail here, not in a loop that may start much later.
         first: list[_Settings] = [self._begin(batch_size=size, tail=tail, **how)]
@@ -163,7 +173,13 @@ class Epochs:
             batches = self._batches(settings)
             return batches if made is None else map(made, batches)
 
-        return SizedPasses(begin, len(self._whole(size, tail or self._tail)))
+        return SizedPasses(begin, len(self._whole(size, tail)))
+
+    def _checked(self, tail: Tail | None) -> Tail:
+        if tail is None:
+            return self._tail
+        check_tail(tail)
+        return tail
 
     def _begin(
         self,
@@ -172,24 +188,20 @@ class Epochs:
         shuffle: bool,
         local_shuffle_buffer_size: int | None,
         local_shuffle_seed: int,
-        tail: Tail | None,
+        tail: Tail,
         prefetch_batches: int,
     ) -> _Settings:
         check_batch_size(batch_size)
-        check_tail(tail or self._tail)
         mixing = None
-        buffer: object = local_shuffle_buffer_size
-        if buffer is not None and (not isinstance(buffer, int) or buffer < 1):
-            raise ConfigError(
-                f"local_shuffle_buffer_size={local_shuffle_buffer_size!r} is not a number of rows. "
-                f"Give an integer of 1 or more."
-            )
-        if shuffle or local_shuffle_buffer_size is not None:
+        buffer = shuffle_buffer(local_shuffle_buffer_size)
+        integer("prefetch_batches", prefetch_batches, at_least=0)
+        if shuffle or buffer is not None:
             mixing = choose_mixing(
                 self._dataset.source,
                 self._dataset.read_schema.row_bytes,
-                buffer_rows=local_shuffle_buffer_size,
-                seed=local_shuffle_seed,
+                buffer_rows=buffer,
+                # None would be another order on each rank.
+                seed=integer("local_shuffle_seed", local_shuffle_seed, at_least=0),
             )
         if self._rows:
             self._end_epoch()
@@ -201,8 +213,8 @@ class Epochs:
         self._mixing = mixing
         return _Settings(
             batch_size=batch_size,
-            sizes=self._sizes(self._before, batch_size, tail or self._tail),
-            tail=tail or self._tail,
+            sizes=self._sizes(self._before, batch_size, tail),
+            tail=tail,
             mixing=mixing,
             prefetch_batches=prefetch_batches,
             epoch=self.epoch,

@@ -10,6 +10,7 @@ from os import PathLike, fspath, scandir
 from pathlib import Path
 from typing import TypeVar
 
+from hpctrain.data import arguments
 from hpctrain.errors import ConfigError
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
@@ -36,9 +37,8 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     ConfigError
         If there is no such file.
     """
-    given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
     found: list[str] = []
-    for item in given:
+    for item in arguments.paths(paths):
         path = Path(fspath(item)).expanduser().absolute()
         if path.is_dir():
             matches = sorted(_files_below(path, tuple(suffixes)), key=_by_number)

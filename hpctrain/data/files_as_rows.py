@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import is_integer, items_of
 from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
@@ -161,11 +163,33 @@ def open_images(
         If a file is missing or is not an image.
     """
     files = tuple(find_files(paths, [*IMAGES, *(ending.upper() for ending in IMAGES)]))
-    load = LoadImage(None if size is None else (size[0], size[1]), mode)
+    load = LoadImage(None if size is None else _size(size), _mode(mode))
     columns = set(describe_all(files, load.describe))
     # Images of different sizes are objects.
     column = columns.pop() if len(columns) == 1 else _OBJECT
     return _file_rows(files, load, column, include_paths)
+
+
+def _size(size: Any) -> tuple[int, int]:
+    lengths = items_of(size)
+    if not lengths or len(lengths) != 2 or not all(is_integer(n) and n > 0 for n in lengths):
+        raise ConfigError(
+            f"size={shown(size)} is not the size of an image. Give its height and width, such as "
+            f"(224, 224)."
+        )
+    return int(lengths[0]), int(lengths[1])
+
+
+def _mode(mode: Any) -> str | None:
+    if mode is None:
+        return None
+    try:
+        require("PIL.ImageMode", to="to read images", extra="images").getmode(mode)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"mode={shown(mode)} is not a mode of Pillow. Give one, such as 'RGB' or 'L'."
+        ) from error
+    return str(mode)
 
 
 def _file_rows(

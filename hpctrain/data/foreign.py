@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.arguments import list_of_names
 from hpctrain.data.arrow_batches import column_type, from_arrow
 from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
@@ -113,7 +114,8 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
     ConfigError
         If it has no length or no indices, or its items are not rows.
     """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    is_dict = isinstance(dataset, Mapping)
+    if is_dict or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(
             f"from_torch() needs a dataset with __len__ and __getitem__; {type(dataset).__name__} "
             f"is a stream. Give it to the trainer as it is, or write it to files."
@@ -194,7 +196,9 @@ def _names_of(item: Any, names: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(item, Mapping):
         return tuple(map(str, item))
     width = len(item) if isinstance(item, (tuple, list)) else 1
-    names = tuple(names) if names is not None else _default_names(width)
+    if names is None:
+        names = _default_names(width)
+    names = list_of_names("from_torch(): columns", names)
     check_unique(names)
     if len(names) != width:
         raise ConfigError(

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import check_text
+from hpctrain.data.arguments import mapping, one_name
 from hpctrain.data.batch import Batch
 from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
@@ -119,6 +121,11 @@ def open_hdf5(
             "read_hdf5() was given columns= and datasets=. Give datasets= alone: it names the "
             "columns."
         )
+    check_text("group", group)
+    if datasets is not None:
+        for name, place in mapping("datasets", datasets, example="{'x': '/train/x'}").items():
+            one_name("a name of datasets=", name)
+            check_text(f"datasets[{name!r}]", place)
     require("h5py", to="to read HDF5 files")
     files = find_files(paths, SUFFIXES)
     return concatenate_sources(
@@ -233,8 +240,8 @@ def _check_virtual(path: str, dataset: Any) -> None:
     """Raise if a file of a virtual dataset is missing: HDF5 would return fill values instead."""
     if not dataset.is_virtual:
         return
-    for mapping in dataset.virtual_sources():
-        name = mapping.file_name
+    for source in dataset.virtual_sources():
+        name = source.file_name
         if name == "." or "%b" in name:
             continue
         if not (Path(dataset.file.filename).parent / name).exists():

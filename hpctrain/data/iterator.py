@@ -8,6 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import function, is_integer
 from hpctrain.data.batch import Batch
 from hpctrain.data.categories import plain
 from hpctrain.data.dataset import Dataset
@@ -54,10 +56,15 @@ class DataIterator(ShardTensors):
         device: str = "cpu",
     ) -> None:
         check_tail(tail)
-        if not 0 <= rank < world_size:
+        if not isinstance(dataset, Dataset):
             raise ConfigError(
-                f"rank={rank} is not a rank of world_size={world_size}. Give one from 0 to below "
-                f"it."
+                f"DataIterator({shown(dataset)}) is not of a Dataset. Make one, as with "
+                f"hpctrain.data.from_items()."
+            )
+        if not (is_integer(rank) and is_integer(world_size) and 0 <= rank < world_size):
+            raise ConfigError(
+                f"rank={shown(rank)} is not a rank of world_size={shown(world_size)}. Give one "
+                f"from 0 to below it."
             )
         self._dataset = dataset
         self._rank = rank
@@ -225,10 +232,13 @@ class DataIterator(ShardTensors):
         ConfigError
             As in `iter_batches`, or if a column has no numbers.
         """
-        from hpctrain.data.tensors import to_torch
+        from hpctrain.data.tensors import known_device, tensor_types, to_torch
 
-        where = self.device if device == "auto" else device
-        made = collate_fn or partial(to_torch, dtypes=dtypes, device=where)
+        tensor_types(dtypes)
+        if collate_fn is not None:
+            function("collate_fn", collate_fn, example="a function of a dict of arrays")
+        where = self.device if isinstance(device, str) and device == "auto" else device
+        made = collate_fn or partial(to_torch, dtypes=dtypes, device=known_device(where))
         return self._epochs.passes(
             made if self._dataset.is_plain else lambda batch: made(plain(batch)),
             batch_size=batch_size,

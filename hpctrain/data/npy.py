@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.arguments import one_name
 from hpctrain.data.batch import Batch, check_lengths
 from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
@@ -78,12 +79,20 @@ def open_numpy(
     ConfigError
         If a file is missing, damaged or has Python objects, or files have different columns.
     """
+    one_name("column", column)
     if isinstance(paths, Mapping):
         if columns is not None:
             raise ConfigError(
                 "read_numpy() was given a dict of paths and columns=. Give the dict alone, without "
                 "the columns that are not needed."
             )
+        if not paths:
+            raise ConfigError(
+                "read_numpy() was given an empty dict of paths. Give one or more, as in "
+                "{'x': 'samples.npy'}."
+            )
+        for name in paths:
+            one_name("a name of paths=", name)
         return SideBySide(
             parts=tuple(_open_files_of(found, name, None) for name, found in paths.items())
         )

@@ -171,7 +171,7 @@ def _describe_open(
     # A column of the file takes precedence over the name of its directory.
     keys = tuple((name, value) for name, value in keys if name not in arrow.names)
     there = [*arrow.names, *(name for name, _ in keys)]
-    names = there if columns is None else list(columns)
+    names = there if columns is None else columns
     try:
         check_unique(arrow.names)
         check_columns(names, there)

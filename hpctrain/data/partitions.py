@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike, fspath
+from os import fspath
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from hpctrain.data import arguments
 from hpctrain.data.files import Paths, find_files
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
@@ -27,7 +28,7 @@ def find_partitions(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Ke
     ConfigError
         If there is no file.
     """
-    given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
+    given = arguments.paths(paths)
     if not given:
         find_files(given, suffixes)  # raises
     found: list[tuple[str, Keys]] = []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from hpctrain.checks import shown
 from hpctrain.data import arrow_batches, pandas_batches
 from hpctrain.data.batch import Batch, concatenate
 from hpctrain.data.dataset import Dataset
@@ -13,6 +14,7 @@ from hpctrain.data.files import Paths
 from hpctrain.data.formats import from_any
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.scheduling import OF_READS, say_no_meaning
+from hpctrain.errors import ConfigError
 
 
 def read_parquet(
@@ -119,7 +121,13 @@ def read_csv(
     say_no_meaning("read_csv()", scheduling, OF_READS)
     from hpctrain.data.csv import open_csv
 
-    source = open_csv(paths, columns=columns, dtypes=dtypes or {}, delimiter=delimiter, names=names)
+    source = open_csv(
+        paths,
+        columns=columns,
+        dtypes={} if dtypes is None else dtypes,
+        delimiter=delimiter,
+        names=names,
+    )
     return Dataset(source)
 
 
@@ -190,7 +198,8 @@ def from_pandas(dfs: Any, **scheduling: Any) -> Dataset:
         As in `from_items`.
     """
     say_no_meaning("from_pandas()", scheduling, OF_READS)
-    return _in_memory(dfs, partial(pandas_batches.from_pandas, keep_categories=True))
+    check = partial(_check_kind, "from_pandas", "a data frame", ("columns", "iloc"))
+    return _in_memory(dfs, partial(pandas_batches.from_pandas, keep_categories=True), check)
 
 
 def from_arrow(tables: Any, **scheduling: Any) -> Dataset:
@@ -206,7 +215,8 @@ def from_arrow(tables: Any, **scheduling: Any) -> Dataset:
         As in `from_items`.
     """
     say_no_meaning("from_arrow()", scheduling, OF_READS)
-    return _in_memory(tables, partial(arrow_batches.from_arrow, keep_categories=True))
+    check = partial(_check_kind, "from_arrow", "an Arrow table", ("schema", "column"))
+    return _in_memory(tables, partial(arrow_batches.from_arrow, keep_categories=True), check)
 
 
 def from_dask(df: Any) -> Dataset:
@@ -222,11 +232,25 @@ def from_dask(df: Any) -> Dataset:
     """
     from hpctrain.data.operations.dask import partitions_of
 
+    _check_kind("from_dask", "a data frame of Dask", ("to_delayed", "columns"), df)
     return from_pandas(partitions_of(df))
 
 
-def _in_memory(given: Any, read: Callable[[Any], Batch]) -> Dataset:
+def _check_kind(what: str, kind: str, attributes: Sequence[str], given: Any) -> None:
+    if not all(hasattr(given, name) for name in attributes):
+        raise ConfigError(
+            f"{what}({shown(given)}): a {type(given).__name__} is not {kind}. Give {kind}, or a "
+            f"list of them; from_items() takes rows, from_numpy() arrays."
+        )
+
+
+def _in_memory(
+    given: Any, read: Callable[[Any], Batch], check: Callable[[Any], None] | None = None
+) -> Dataset:
     """Return a dataset of one object, or of a list of them."""
+    if check is not None:
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            check(one)
     if not isinstance(given, (list, tuple)):
         return Dataset(MemorySource(arrays=read(given)))
     batches = [read(item) for item in given]

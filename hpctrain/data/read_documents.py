@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpctrain.checks import check_text
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.documents import LoadJson, LoadText, open_documents
 from hpctrain.data.files import Paths
@@ -78,6 +79,7 @@ def read_text(
         If a file is missing, or has another encoding.
     """
     say_no_meaning("read_text()", scheduling, OF_READS)
+    check_text("encoding", encoding)
     return Dataset(open_documents(paths, [""], LoadText(encoding, drop_empty_lines)))
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import items_of
 from hpctrain.data.categories import categories_of
 from hpctrain.errors import ConfigError
 
@@ -117,14 +119,18 @@ def check_columns(wanted: Iterable[str], existing: Sequence[str]) -> None:
     """
     if isinstance(wanted, str):
         raise ConfigError(f"columns={wanted!r} is a text, not a list of names. Give [{wanted!r}].")
+    names = list(wanted) if isinstance(wanted, Mapping) else items_of(wanted)
+    if names is None:
+        raise ConfigError(
+            f"columns={shown(wanted)} is not a list of names. Give one, such as ['x', 'y']."
+        )
     known = set(existing)
-    wanted = list(wanted)
-    if missing := [name for name in wanted if name not in known]:
+    if missing := [name for name in names if not isinstance(name, str) or name not in known]:
         raise ConfigError(
             f"there is no column {', '.join(map(repr, missing))}. The dataset has "
             f"{', '.join(map(repr, existing)) or 'no columns'}."
         )
-    check_unique(wanted)
+    check_unique(names)
 
 
 def check_unique(names: Iterable[str]) -> None:

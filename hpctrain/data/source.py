@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
+from hpctrain.checks import shown
 from hpctrain.data.batch import Batch, concatenate
 from hpctrain.data.packed import Packed, pack, unpack
 from hpctrain.data.schema import Schema
@@ -115,6 +116,10 @@ def check_range(rows: range, num_rows: int) -> range:
     ConfigError
         If its step is not 1, or it goes past the first or the last row.
     """
+    if not isinstance(rows, range):
+        raise ConfigError(
+            f"{shown(rows)} is not a range of rows. Give one of step 1 in range(0, {num_rows})."
+        )
     if rows and (rows.step != 1 or rows.start < 0 or rows.stop > num_rows):
         raise ConfigError(
             f"{rows} is not within {num_rows} rows. Give a range of step 1 in range(0, {num_rows})."

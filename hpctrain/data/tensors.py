@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctrain.checks import shown
 from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Schema
@@ -45,6 +46,46 @@ def to_torch(
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensors[name] = torch.from_numpy(np.ascontiguousarray(own)).to(device=device, dtype=dtype)
     return tensors
+
+
+def tensor_types(dtypes: Any) -> None:
+    """Check types of torch for tensors: one, or some by column. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If one is another value, such as NumPy's type of that name.
+    """
+    if dtypes is None:
+        return
+    torch = require("torch", to="for batches of tensors", extra="torch")
+    for one in dtypes.values() if isinstance(dtypes, Mapping) else [dtypes]:
+        if not isinstance(one, torch.dtype):
+            raise ConfigError(
+                f"dtypes={shown(dtypes)}: {shown(one)} is not a type of torch. Give one, such as "
+                f"torch.float32, or a dict of them by column."
+            )
+
+
+def known_device(device: Any) -> Any:
+    """Return a device of torch. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If torch knows no such device.
+    """
+    torch = require("torch", to="for batches of tensors", extra="torch")
+    try:
+        # torch takes None for its default device, and a number for that GPU.
+        if device is not None and not isinstance(device, bool):
+            return torch.device(device)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        pass
+    raise ConfigError(
+        f"device={shown(device)} is not a device of torch. Give one, such as 'cpu' or 'cuda:0', or "
+        f"leave it out."
+    )
 
 
 def to_tensorflow_batch(

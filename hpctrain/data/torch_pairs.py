@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.data.arguments import list_of_names, one_name, one_or_more_names
 from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
+from hpctrain.data.schema import check_columns
 from hpctrain.data.tensors import to_torch
 
 
@@ -27,11 +29,15 @@ class TorchPairs:
         """Return features and labels. Not collective."""
         torch = require("torch", to="for to_torch()", extra="torch")
         tensors = to_torch(batch, dtypes=None, device="cpu")
+        if self.label is not None:
+            check_columns([self.label], list(tensors))
         label = None if self.label is None else tensors[self.label]
         if label is not None and self.unsqueeze_label and label.ndim == 1:
             label = label.unsqueeze(1)
 
         def joined(names: Iterable[str]) -> Any:
+            names = one_or_more_names("feature_columns", names)
+            check_columns(names, list(tensors))
             columns = [tensors[name] for name in names]
             return torch.cat([c.unsqueeze(1) if c.ndim == 1 else c for c in columns], dim=1)
 
@@ -56,6 +62,10 @@ def iterate_pairs(
     require("torch", to="for to_torch()", extra="torch")
     from torch.utils.data import IterableDataset
 
+    if label is not None:
+        one_name("label_column", label)
+    if features is not None and not isinstance(features, Mapping):
+        features = list_of_names("feature_columns", features)
     collate = TorchPairs(label=label, features=features, unsqueeze_label=unsqueeze_label)
     pairs = source.iter_torch_batches(
         batch_size=batch_size,

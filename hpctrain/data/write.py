@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import check_choice, check_text, shown
+from hpctrain.data import arguments
 from hpctrain.data.arrow_batches import to_arrow
 from hpctrain.data.batch import Batch, num_rows
 from hpctrain.data.categories import plain
@@ -31,6 +33,7 @@ PART_BYTES = 256 * 2**20
 
 def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: str) -> Path:
     """Write one Parquet file. Not collective."""
+    check_text("compression", compression)
     parquet = require("pyarrow.parquet", to="to write Parquet files")
     schema = dataset.schema()
     if hollow := [name for name, column in schema.items() if 0 in column.shape]:
@@ -44,10 +47,23 @@ def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: 
         for table in _tables(dataset, schema, batch_size=rows, keep_categories=True):
             if writer is None:
                 writer = stack.enter_context(
-                    parquet.ParquetWriter(beside, table.schema, compression=compression)
+                    _parquet_writer(parquet, beside, table.schema, compression)
                 )
             writer.write_table(table, row_group_size=rows)
     return Path(path)
+
+
+def _parquet_writer(parquet: Any, path: Path, schema: Any, compression: str) -> Any:
+    try:
+        return parquet.ParquetWriter(path, schema, compression=compression)
+    except OSError:
+        raise
+    # pyarrow.ArrowException, of which some are not ValueErrors.
+    except Exception as error:
+        raise ConfigError(
+            f"compression={shown(compression)} is not one of Parquet's: {error}. Use 'zstd', "
+            f"'snappy', 'gzip', 'brotli', 'lz4' or 'none'."
+        ) from error
 
 
 def write_csv(dataset: Consumed, path: str | PathLike[str]) -> Path:
@@ -83,7 +99,7 @@ def write_csv(dataset: Consumed, path: str | PathLike[str]) -> Path:
 def write_numpy(dataset: Consumed, path: str | PathLike[str]) -> Path:
     """Write a directory of ``.npz`` files that are not compressed. Not collective."""
     schema = dataset.schema()
-    directory = Path(fspath(path))
+    directory = Path(arguments.path("path", path))
     if directory.exists():
         raise ConfigError(f"{directory} exists. Delete it, or give another path.")
     if directory.suffix in (".npy", ".npz"):
@@ -116,6 +132,8 @@ def write_hdf5(
     dataset: Consumed, path: str | PathLike[str], *, compression: str | None, group: str
 ) -> Path:
     """Write one HDF5 file. Not collective."""
+    check_choice("compression", compression, (None, "gzip", "lzf"))
+    check_text("group", group)
     require("h5py", to="to write HDF5 files")
     schema = dataset.schema()
     check_names(schema)
@@ -188,7 +206,7 @@ def _without_objects(name: str, array: np.ndarray) -> np.ndarray:
 @contextmanager
 def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename the complete file to its target."""
-    target = Path(fspath(path))
+    target = Path(arguments.path("path", path))
     if target.suffix not in suffixes:
         raise ConfigError(
             f"{target} does not end with {' or '.join(suffixes)}. Give a path that does."

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import number_type, one_name
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import NumpyBatch, names_of
 from hpctrain.preprocessors.columns import ColumnPreprocessor
@@ -58,8 +60,12 @@ class Concatenator(ColumnPreprocessor):
         self.columns = None if columns is None else check_columns(columns)
         self.include = None if include is None else check_columns(include, what="include")
         self.exclude = None if exclude is None else check_columns(exclude, what="exclude")
-        self.output_column_name = output_column_name
-        self.dtype = None if dtype is None else np.dtype(dtype)
+        self.output_column_name = one_name("output_column_name", output_column_name)
+        self.dtype = None if dtype is None else number_type("dtype", dtype)
+        if self.dtype is not None and self.dtype.kind not in "biufc":
+            raise ConfigError(
+                f"dtype={shown(dtype)} is not a type of numbers. Give one, such as numpy.float32."
+            )
         self.raise_if_missing = raise_if_missing
         self.flatten = flatten
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from hpctrain.checks import check_choice, check_count
+from hpctrain.checks import check_choice, check_count, shown
+from hpctrain.data.arguments import is_real, items_of, mapping, number_type
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows
 from hpctrain.preprocessors.columns import ColumnPreprocessor
@@ -38,13 +40,21 @@ class _Discretizer(ColumnPreprocessor):
         self.right = right
         self.include_lowest = include_lowest
         self.duplicates = duplicates
-        self.dtypes = dict(dtypes or {})
+        self.dtypes = (
+            {} if dtypes is None else mapping("dtypes", dtypes, example="{'x': numpy.int32}")
+        )
 
     def _edges(self, column: str) -> Array:
         raise NotImplementedError
 
-    def _checked(self, column: str, edges: Iterable[float]) -> list[float]:
-        found = [float(edge) for edge in edges]
+    def _checked(self, column: str, edges: Any) -> list[float]:
+        given = None if isinstance(edges, str) else items_of(edges)
+        if given is None or not all(_is_edge(edge) for edge in given):
+            raise ConfigError(
+                f"bins of column {column!r} are {shown(edges)}, which is not a list of numbers. "
+                f"Give edges, such as [0, 10, 20]."
+            )
+        found = [float(edge) for edge in given]
         distinct = sorted(set(found))
         if np.isnan(found).any():
             raise ConfigError(
@@ -241,7 +251,7 @@ def check_every_column(columns: Sequence[str], given: Mapping[str, Any]) -> None
     """
     if set(given) != set(columns):
         raise ConfigError(
-            f"bins are given for {sorted(given)}, but columns are {list(columns)}. Give bins for "
+            f"bins are given for {list(given)}, but columns are {list(columns)}. Give bins for "
             f"each column, or one value for all."
         )
 
@@ -269,7 +279,10 @@ def check_categories(dtypes: Mapping[str, Any], num_bins: Mapping[str, int]) -> 
                     f"dtypes[{column!r}] has {len(dtype.categories)} categories for "
                     f"{num_bins[column]} bins. Give one category for each bin."
                 )
-        elif np.dtype(dtype).kind not in "iu" or np.iinfo(dtype).max < num_bins[column] - 1:
+        elif (
+            number_type(f"dtypes[{column!r}]", dtype).kind not in "iu"
+            or np.iinfo(dtype).max < num_bins[column] - 1
+        ):
             raise ConfigError(
                 f"dtypes[{column!r}]={dtype!r} cannot hold the numbers of {num_bins[column]} bins. "
                 f"Give a larger integer type, or a CategoricalDtype."
@@ -281,4 +294,11 @@ def _edges_of(bins: Any) -> Iterable[float]:
         if not (np.asarray(bins.left[1:]) == np.asarray(bins.right[:-1])).all():
             raise ConfigError(f"bins={bins!r} has gaps or overlaps. Give intervals that touch.")
         return [*np.asarray(bins.left).tolist(), float(bins.right[-1])]
-    return list(bins)
+    return bins  # type: ignore[no-any-return]
+
+
+def _is_edge(edge: Any) -> bool:
+    if isinstance(edge, bool) or not isinstance(edge, Real):
+        return False
+    # Outer edges may be infinite.
+    return is_real(edge) or not isinstance(edge, Integral)

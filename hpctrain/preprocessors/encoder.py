@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import is_integer, items_of, mapping
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import (
     Array,
@@ -33,6 +35,9 @@ from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
     import pandas
+
+
+_CATEGORIES = "{'size': ['S', 'M', 'L']}"
 
 
 class _Encoder(ColumnPreprocessor):
@@ -318,8 +323,16 @@ class Categorizer(_Encoder):
     ) -> None:
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
-        self.dtypes = dict(dtypes or {})
-        if unknown := sorted(set(self.dtypes) - set(columns)):
+        self.dtypes = {} if dtypes is None else mapping("dtypes", dtypes, example=_CATEGORIES)
+        for column, given in self.dtypes.items():
+            if isinstance(given, str) or (
+                not hasattr(given, "categories") and items_of(given) is None
+            ):
+                raise ConfigError(
+                    f"dtypes[{column!r}] is {shown(given)}, which is neither a list of categories "
+                    f"nor a pandas.CategoricalDtype. Give one, as in {_CATEGORIES}."
+                )
+        if unknown := [name for name in self.dtypes if name not in columns]:
             raise ConfigError(
                 f"dtypes names {unknown}, which is not in columns={list(columns)}. Add it to "
                 f"columns, or leave it out of dtypes."
@@ -371,18 +384,19 @@ def check_limits(columns: Sequence[str], limits: Mapping[str, int] | None) -> di
     ConfigError
         If one has no column, or is below 1.
     """
-    for column, limit in (limits or {}).items():
+    given = {} if limits is None else mapping("max_categories", limits, example="{'x': 10}")
+    for column, limit in given.items():
         if column not in columns or not _is_count(limit):
             raise ConfigError(
-                f"max_categories={dict(limits or {})}: {column!r} is not in "
+                f"max_categories={shown(given)}: {column!r} is not in "
                 f"columns={list(columns)}, or its limit is below 1. Give integers of 1 or more for "
                 f"some of the columns."
             )
-    return dict(limits or {})
+    return given
 
 
 def _is_count(limit: object) -> bool:
-    return isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
+    return isinstance(limit, int) and is_integer(limit) and limit >= 1
 
 
 def _codes_in(value: Any, codes: Mapping[Any, int]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.checks import check_choice
+from hpctrain.checks import check_choice, shown
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
@@ -93,6 +93,12 @@ def _filled(column: str, values: Array, fill: Any) -> Array:
     filled: Array
     if np.ndim(fill):
         values = in_shape(values, np.shape(fill))
+        if values.shape[1:] != np.shape(fill):
+            raise ConfigError(
+                f"column {column!r} has rows of shape {values.shape[1:]}, and the replacement is "
+                f"of shape {np.shape(fill)}: {shown(fill)}. Give a single value, or one of that "
+                f"shape."
+            )
     if values.dtype.kind in "fcmM":
         is_none = np.isnan(values) if values.dtype.kind in "fc" else np.isnat(values)
         filled = np.where(is_none, _in_type(column, values.dtype, fill), values)
@@ -124,11 +130,11 @@ def _in_type(column: str, dtype: np.dtype[Any], fill: Any) -> Array:
         # Strings have no isfinite(), and values too large for the type become infinite.
         if dtype.kind in "mM" or np.array_equal(np.isfinite(made), np.isfinite(fill)):
             return made
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise ConfigError(
-        f"column {column!r} has type {dtype}, which cannot hold the replacement {fill!r}. Give "
-        f"another fill_value."
+        f"column {column!r} has type {dtype}, which cannot hold the replacement {shown(fill)}. "
+        f"Give another fill_value."
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import items_of
 from hpctrain.data.categories import plain
 from hpctrain.errors import ConfigError, PreprocessorNotFittedException
 from hpctrain.preprocessors.batches import (
@@ -144,6 +146,11 @@ class Preprocessor:
         ConfigError
             If a column is missing, is of a type that cannot be learned from, or holds no value.
         """
+        if not all(hasattr(comm, name) for name in ("size", "rank", "allreduce")):
+            raise ConfigError(
+                f"fit_shard(..., comm={shown(comm)}) is not a communicator. Give that of the "
+                f"ranks, hpctrain.train.get_context().get_comm(), or call fit() in one process."
+            )
         if self._learns_from_whole():
             if comm.size > 1:
                 raise ConfigError(
@@ -340,17 +347,21 @@ def check_columns(
     ConfigError
         If it is not a list of names, is empty, repeats a name, or the number of outputs differs.
     """
-    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+    given = None if isinstance(columns, str) else items_of(columns)
+    if given is None or not all(isinstance(name, str) for name in given):
         raise ConfigError(
-            f"{what}={columns!r} is not a list of names. Give one, such as ['x', 'y']."
+            f"{what}={shown(columns)} is not a list of names. Give one, such as ['x', 'y']."
         )
-    names = list(columns)
+    names: list[str] = given
     if not names or len(set(names)) < len(names):
         what_is_wrong = "repeats a name" if names else "is empty"
         raise ConfigError(f"{what}={names} {what_is_wrong}. Give one or more names, each once.")
-    if output_columns is not None and len(check_columns(output_columns)) != len(names):
+    if output_columns is None:
+        return names
+    outputs = check_columns(output_columns, what="output_columns")
+    if len(outputs) != len(names):
         raise ConfigError(
-            f"output_columns={list(output_columns)} has another length than columns={names}. Name "
+            f"output_columns={outputs} has another length than columns={names}. Name "
             f"one output for each column."
         )
     return names

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.arguments import one_name
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows, flat_rows
 from hpctrain.preprocessors.columns import ColumnPreprocessor
@@ -42,13 +43,17 @@ class SklearnPreprocessor(ColumnPreprocessor):
         output_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        if not (hasattr(transformer, "fit") and hasattr(transformer, "transform")):
+        is_class = isinstance(transformer, type)
+        if is_class or not (hasattr(transformer, "fit") and hasattr(transformer, "transform")):
             raise ConfigError(
                 f"transformer={transformer!r} has no fit() and transform(). Give an object of a "
                 f"class of scikit-learn, such as QuantileTransformer()."
             )
         self.transformer = transformer
         self.columns = check_columns(columns)
+        for what, name in (("output_column", output_column), ("label_column", label_column)):
+            if name is not None:
+                one_name(what, name)
         self.output_column = output_column
         self.label_column = label_column
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain import pickle_trust
+from hpctrain.data.arguments import path
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.own_files import write_own
 from hpctrain.preprocessors.batches import Array
@@ -60,8 +61,9 @@ def save(preprocessor: Preprocessor, directory: str | PathLike[str]) -> None:
     ConfigError
         If it is not a preprocessor, or holds an object that cannot be pickled.
     """
+    folder = Path(path("directory", directory))
     for name, content in to_files(preprocessor).items():
-        write_own(Path(directory) / name, content)
+        write_own(folder / name, content)
 
 
 def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocessor:
@@ -82,7 +84,7 @@ def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocess
     CheckpointError
         If there is none, it is damaged, or it holds a pickle and is not trusted.
     """
-    return _load(Path(directory), trusted=trusted)
+    return _load(Path(path("directory", directory)), trusted=trusted)
 
 
 def has_preprocessor(directory: str | PathLike[str]) -> bool:

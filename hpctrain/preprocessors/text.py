@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.checks import check_count
+from hpctrain.data.arguments import function, one_name
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
@@ -43,6 +44,8 @@ class _OfText(ColumnPreprocessor):
     ) -> None:
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
+        if tokenization_fn is not None:
+            function("tokenization_fn", tokenization_fn, example="a function of a text")
         self.tokenization_fn = tokenization_fn
 
     def _tokens(self, column: str, values: Array) -> list[list[str]]:
@@ -202,7 +205,7 @@ class FeatureHasher(ColumnPreprocessor):
         check_count("num_features", num_features, at_least=1)
         self.columns = check_columns(columns)
         self.num_features = num_features
-        self.output_column = output_column
+        self.output_column = one_name("output_column", output_column)
 
     def get_output_columns(self) -> list[str]:
         """Return the column of vectors. Not collective."""

@@ -80,6 +80,27 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
         try:
             # torch.tensor copies: the array may be a read-only view of the dataset.
             made = self.transform_fn(torch.tensor(array))
-        except TypeError:
-            made = self.transform_fn(array)
+        except TypeError as error:
+            made = self._apply_to_array(array, error)
         return made.numpy() if isinstance(made, torch.Tensor) else np.asarray(made)
+
+    def _apply_to_array(self, array: Array, of_tensor: TypeError) -> Any:
+        """Return the result for an array, where a tensor gave a TypeError."""
+        try:
+            return self.transform_fn(array)
+        except Exception:
+            # It is not the tensor then, but the transform. What torchvision says of a tensor is of
+            # no use to a transform that takes arrays.
+            if _is_raised_by(of_tensor, "torchvision"):
+                raise
+            raise of_tensor from None
+
+
+def _is_raised_by(error: BaseException, package: str) -> bool:
+    """Return whether the innermost frame of an error is in a package."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return False
+    return str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] == package

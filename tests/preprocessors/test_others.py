@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from typing import Any
 
 import numpy as np
@@ -326,3 +327,18 @@ def test_images_go_through_functions_of_tensors():
 
     made = TorchVisionPreprocessor(["i"], only_arrays, ["o"]).transform_batch({"i": images})
     assert_array_equal(made["o"], images[:, ::-1])
+
+
+def test_an_error_of_an_image_function_comes_through_with_the_line_that_raised_it():
+    pytest.importorskip("torch")
+
+    def add_nothing(image: Any) -> Any:
+        # Arrays have no such method: the second try would fail with another error.
+        return image.float() + None
+
+    mapper = TorchVisionPreprocessor(["i"], add_nothing)
+    with pytest.raises(TypeError, match=r"unsupported operand|NoneType") as raised:
+        mapper.transform_batch({"i": np.zeros((2, 3, 4))})
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+    assert "image.float() + None" in "".join(traceback.format_exception(raised.value))

@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from hpctrain.checks import shown
+from hpctrain.data.arguments import items_of, one_name, one_or_more_names
 from hpctrain.data.categories import plain
 from hpctrain.data.operations.aggregates import (
     Aggregate,
@@ -56,8 +60,8 @@ class Aggregated(Description):
             If a column does not exist, or `descending` has another length.
         """
         say_no_meaning("sort()", {"boundaries": boundaries})
-        keys = (key,) if isinstance(key, str) else tuple(key)
-        downs = (descending,) * len(keys) if isinstance(descending, bool) else tuple(descending)
+        keys = one_or_more_names("sort(): key", key)
+        downs = _directions(descending, len(keys))
         if not keys or len(downs) != len(keys):
             raise ConfigError(
                 f"sort({list(keys)!r}, descending={list(downs)!r}) has {len(keys)} columns and "
@@ -87,7 +91,7 @@ class Aggregated(Description):
             If a column does not exist.
         """
         say_no_meaning("groupby()", {"num_partitions": num_partitions})
-        keys = () if key is None else (key,) if isinstance(key, str) else tuple(key)
+        keys = () if key is None else one_or_more_names("groupby(): key", key)
         check_columns(keys, self.columns())
         return GroupedData(self, keys)
 
@@ -108,6 +112,7 @@ class Aggregated(Description):
         ConfigError
             If it does not exist, or its rows are arrays.
         """
+        one_name("unique(): column", column)
         pyarrow = require("pyarrow", to="to find unique values")
         rows = Mapped.select_columns(self, [column])
         try:
@@ -197,6 +202,19 @@ class Aggregated(Description):
             If one is something else, a column does not exist, or two have the same name.
         """
         return _computed(self, check_aggregates(aggs, self.columns(), ()))
+
+
+def _directions(descending: Any, num_keys: int) -> tuple[bool, ...]:
+    """Return a bool for each column; one stands for all."""
+    if isinstance(descending, bool):
+        return (descending,) * num_keys
+    downs = items_of(descending)
+    if downs is None or not all(isinstance(down, bool | np.bool_) for down in downs):
+        raise ConfigError(
+            f"sort(descending={shown(descending)}) is neither a bool nor a list of bools. Give "
+            f"True, or one bool for each column."
+        )
+    return tuple(map(bool, downs))
 
 
 def _of_all(

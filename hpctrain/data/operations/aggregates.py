@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.checks import shown
+from hpctrain.data.arguments import integer, one_or_more_names
 from hpctrain.data.optional import require
 from hpctrain.data.schema import check_columns, check_unique
 from hpctrain.errors import ConfigError
@@ -95,10 +96,11 @@ def aggregates_of(
     ConfigError
         If a column does not exist, or there is none.
     """
+    ddof = integer(f"{what}(): ddof", ddof, at_least=0)
     if on is None:
         wanted = [name for name in columns if name not in keys]
     else:
-        wanted = [on] if isinstance(on, str) else list(on)
+        wanted = list(one_or_more_names(f"{what}(): on", on))
         check_columns(wanted, columns)
     if not wanted:
         raise ConfigError(

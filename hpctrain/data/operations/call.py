@@ -8,6 +8,8 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import items_of, mapping
 from hpctrain.errors import ConfigError
 
 _ONE_CONSTRUCTS = Lock()
@@ -44,7 +46,28 @@ class Call:
             If it cannot be called, or arguments of a constructor are given without a class.
         """
         if not callable(function):
-            raise ConfigError(f"fn={function!r} cannot be called. Give a function or a class.")
+            raise ConfigError(f"fn={shown(function)} cannot be called. Give a function or a class.")
+        if isinstance(function, type) and not any("__call__" in vars(c) for c in function.__mro__):
+            raise ConfigError(
+                f"fn={function!r} is a class whose objects cannot be called. Define __call__(self, "
+                f"batch), or give a function."
+            )
+        for name, given in (("fn_args", args), ("fn_constructor_args", constructor_args)):
+            if given is not None and (isinstance(given, str) or items_of(given) is None):
+                raise ConfigError(
+                    f"{name}={shown(given)} is not a list of arguments. Give one, such as [1, 2]."
+                )
+        for name, keywords in (
+            ("fn_kwargs", kwargs),
+            ("fn_constructor_kwargs", constructor_kwargs),
+        ):
+            if keywords is not None and not all(
+                isinstance(key, str) for key in mapping(name, keywords, example="{'scale': 2}")
+            ):
+                raise ConfigError(
+                    f"{name}={shown(keywords)} has a key that is not the name of an argument. "
+                    f"Give names, such as {{'scale': 2}}."
+                )
         if (constructor_args or constructor_kwargs) and not isinstance(function, type):
             raise ConfigError(
                 f"fn_constructor_args and fn_constructor_kwargs are for a class, but "

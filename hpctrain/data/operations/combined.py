@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hpctrain.checks import shown
+from hpctrain.data.arguments import is_integer, is_real, items_of
 from hpctrain.data.operations.derived import as_source, union_schema
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.row_steps import Rename
@@ -60,7 +62,13 @@ class Combined(Description):
         ConfigError
             If a range has another step, or rows that do not exist.
         """
-        return _ranges(self, ranges)
+        chosen = items_of(ranges)
+        if chosen is None or isinstance(ranges, range | str):
+            raise ConfigError(
+                f"take_ranges({shown(ranges)}) is not a list of ranges. Give one, such as "
+                f"[range(0, 10)]."
+            )
+        return _ranges(self, chosen)
 
     def random_shuffle(self: DatasetT, *, seed: int | EachEpoch | None = "epoch") -> DatasetT:
         """Return a dataset with its rows in another order.
@@ -130,9 +138,9 @@ class Combined(Description):
         ConfigError
             If `fraction` is not between 0 and 1.
         """
-        if not 0 <= fraction <= 1:
+        if not is_real(fraction) or not 0 <= fraction <= 1:
             raise ConfigError(
-                f"fraction={fraction!r} is not a share of the rows. Give a number from 0 to 1."
+                f"fraction={shown(fraction)} is not a share of the rows. Give a number from 0 to 1."
             )
         known = with_known_rows(self)
         source = SampledRows(source=known.source, fraction=fraction, seed=_seed(seed))
@@ -160,9 +168,14 @@ class Combined(Description):
         ConfigError
             If one of the two would be empty.
         """
+        if not is_real(test_size):
+            raise ConfigError(
+                f"train_test_split(test_size={shown(test_size)}) is not a number. Give a number of "
+                f"rows, or a share between 0 and 1."
+            )
         known = with_known_rows(self)
         total = known.source.num_rows
-        rows = test_size if isinstance(test_size, int) else round(total * test_size)
+        rows = int(test_size) if is_integer(test_size) else round(total * test_size)
         if not 0 < rows < total:
             raise ConfigError(
                 f"train_test_split(test_size={test_size!r}) leaves a part of {total} rows empty. "
@@ -216,13 +229,14 @@ class Combined(Description):
         ConfigError
             If there is none, one is negative, or they are not in order.
         """
-        if not indices or sorted(indices) != list(indices) or indices[0] < 0:
+        cuts = items_of(indices)
+        if not cuts or not all(map(is_integer, cuts)) or sorted(cuts) != cuts or cuts[0] < 0:
             raise ConfigError(
-                f"indices={list(indices)!r} are not positions to cut at. Give one or more integers "
+                f"indices={shown(indices)} are not positions to cut at. Give one or more integers "
                 f"of 0 or more, in ascending order."
             )
         known = with_known_rows(self)
-        return _cut(known, [min(index, known.source.num_rows) for index in indices])
+        return _cut(known, [min(int(cut), known.source.num_rows) for cut in cuts])
 
     def split_proportionately(self: DatasetT, proportions: Sequence[float]) -> list[DatasetT]:
         """Return datasets of shares of the rows, and one of the rest.
@@ -239,13 +253,14 @@ class Combined(Description):
         ConfigError
             If they are not.
         """
-        if not proportions or min(proportions) <= 0 or sum(proportions) >= 1:
+        shares = items_of(proportions)
+        if not shares or not all(map(is_real, shares)) or min(shares) <= 0 or sum(shares) >= 1:
             raise ConfigError(
-                f"proportions={list(proportions)!r} are not shares of the rows. Give numbers above "
+                f"proportions={shown(proportions)} are not shares of the rows. Give numbers above "
                 f"0 whose sum is below 1; the last part is the rest."
             )
         known = with_known_rows(self)
-        return _cut(known, [int(known.source.num_rows * s) for s in np.cumsum(proportions)])
+        return _cut(known, [int(known.source.num_rows * s) for s in np.cumsum(shares)])
 
     def union(self: DatasetT, *other: DatasetT) -> DatasetT:
         """Return a dataset of the rows of this one and of others, one after another.
@@ -257,7 +272,7 @@ class Combined(Description):
         ConfigError
             If the types of a column have no common type.
         """
-        known = [with_known_rows(dataset) for dataset in (self, *other)]
+        known = [with_known_rows(one) for one in (self, *_datasets("union()", other))]
         found = [(dataset, dataset.schema()) for dataset in known]
         # Without rows and columns there are no types.
         found = [pair for pair in found if pair[1]] or found[:1]
@@ -276,7 +291,7 @@ class Combined(Description):
         """
         taken: list[str] = []
         parts = []
-        for dataset in map(with_known_rows, (self, *other)):
+        for dataset in map(with_known_rows, (self, *_datasets("zip()", other))):
             names = dataset.columns()
             new = [_free(name, [*taken, *(n for n in names if n != name)]) for name in names]
             taken += new
@@ -321,8 +336,10 @@ def check_limit(rows: Any) -> None:
     ConfigError
         If it is negative, or not an integer.
     """
-    if not isinstance(rows, Integral) or int(rows) < 0:
-        raise ConfigError(f"limit={rows!r} is not a number of rows. Give an integer of 0 or more.")
+    if not is_integer(rows) or int(rows) < 0:
+        raise ConfigError(
+            f"limit={shown(rows)} is not a number of rows. Give an integer of 0 or more."
+        )
 
 
 def check_parts(n: Any) -> None:
@@ -333,8 +350,8 @@ def check_parts(n: Any) -> None:
     ConfigError
         If it is not an integer of 1 or more.
     """
-    if not isinstance(n, Integral) or int(n) < 1:
-        raise ConfigError(f"n={n!r} is not a number of parts. Give an integer of 1 or more.")
+    if not is_integer(n) or int(n) < 1:
+        raise ConfigError(f"n={shown(n)} is not a number of parts. Give an integer of 1 or more.")
 
 
 def _ranges(dataset: DatasetT, ranges: Sequence[range]) -> DatasetT:
@@ -344,6 +361,16 @@ def _ranges(dataset: DatasetT, ranges: Sequence[range]) -> DatasetT:
         inner = [part for rows in ranges for part in take_rows(source.ranges, rows)]
         return replace(dataset, source=RowRanges(source=source.source, ranges=tuple(inner)))
     return replace(dataset, source=RowRanges(source=source, ranges=tuple(ranges)))
+
+
+def _datasets(what: str, given: Sequence[Any]) -> Sequence[Any]:
+    for one in given:
+        if not isinstance(one, Description):
+            raise ConfigError(
+                f"{what}: {shown(one)} is not a Dataset. Make one, as with "
+                f"hpctrain.data.from_items(), or give several datasets one by one."
+            )
+    return given
 
 
 def _cut(dataset: DatasetT, borders: Sequence[int]) -> list[DatasetT]:
@@ -362,11 +389,11 @@ def _free(name: str, taken: Sequence[str]) -> str:
 def _seed(seed: int | EachEpoch | None) -> int:
     if seed is None:
         return random.SystemRandom().randrange(2**32)
-    if seed == "epoch":
+    if isinstance(seed, str) and seed == "epoch":
         return 0
-    if not isinstance(seed, Integral) or seed < 0:
+    if not is_integer(seed) or seed < 0:
         raise ConfigError(
-            f'seed={seed!r} is not a seed. Give an integer of 0 or more, "epoch" or None.'
+            f'seed={shown(seed)} is not a seed. Give an integer of 0 or more, "epoch" or None.'
         )
     return int(seed)
 

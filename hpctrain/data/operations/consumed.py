@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.data.arguments import function, shuffle_buffer
 from hpctrain.data.arrow_batches import to_arrow
 from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.categories import plain
@@ -62,7 +63,8 @@ class Consumed(Description):
         """
         if limit is None:
             return list(self.iter_rows())
-        rows = self.take(limit + 1)
+        check_limit(limit)
+        rows = self.take(int(limit) + 1)
         if len(rows) > limit:
             raise ConfigError(
                 f"take_all(limit={limit}): the dataset has more rows. Use take({limit}) for the "
@@ -143,7 +145,7 @@ class Consumed(Description):
             check_batch_size(batch_size)
         say_no_meaning("iter_batches()", {"prefetch_batches": prefetch_batches})
         chosen = self if columns is None else Mapped.select_columns(self, columns)
-        if local_shuffle_buffer_size is not None:
+        if shuffle_buffer(local_shuffle_buffer_size) is not None:
             chosen = Combined.random_shuffle(chosen, seed=local_shuffle_seed)
         if rows is None and chosen.has_classes:
             chosen = chosen.assuming_nothing()
@@ -203,7 +205,7 @@ class Consumed(Description):
         ConfigError
             As in `iter_batches`, or if a column has no numbers.
         """
-        from hpctrain.data.tensors import to_torch
+        from hpctrain.data.tensors import known_device, tensor_types, to_torch
 
         say_no_meaning("iter_torch_batches()", {"prefetch_batches": prefetch_batches})
         batches = self.iter_batches(
@@ -212,10 +214,13 @@ class Consumed(Description):
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )
-        if device == "auto":
+        tensor_types(dtypes)
+        if collate_fn is not None:
+            function("collate_fn", collate_fn, example="a function of a dict of arrays")
+        if isinstance(device, str) and device == "auto":
             torch = require("torch", to="for batches of tensors", extra="torch")
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        made = collate_fn or partial(to_torch, dtypes=dtypes, device=device)
+        made = collate_fn or partial(to_torch, dtypes=dtypes, device=known_device(device))
         return _each(made, batches)
 
     def iter_tf_batches(
@@ -299,7 +304,9 @@ class Consumed(Description):
         ConfigError
             If there are more.
         """
-        batch = self.all_rows() if limit is None else self._first(limit + 1)
+        if limit is not None:
+            check_limit(limit)
+        batch = self.all_rows() if limit is None else self._first(int(limit) + 1)
         if limit is not None and num_rows(batch) > limit:
             raise ConfigError(
                 f"to_pandas(limit={limit}): the dataset has more rows. Use "

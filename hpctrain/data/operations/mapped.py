@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hpctrain.checks import check_text
+from hpctrain.data.arguments import list_of_names, mapping, one_name, one_or_more_names
 from hpctrain.data.batch import check_batch_size
 from hpctrain.data.formats import BatchFormat, check_format
 from hpctrain.data.operations.call import Call
@@ -207,6 +209,7 @@ class Mapped(Description):
             As in `map`.
         """
         say_no_meaning("add_column()", scheduling, OF_TASKS)
+        one_name("add_column(): col", col)
         return self.with_step(AddColumn(col, Call.of(fn, None, None), check_format(batch_format)))
 
     def with_column(
@@ -235,6 +238,7 @@ class Mapped(Description):
             If it is not an expression, or names a column that does not exist.
         """
         say_no_meaning("with_column()", scheduling, OF_TASKS)
+        check_text("with_column(): the name", column_name)
         return Mapped.with_columns(self, {column_name: expr})
 
     def with_columns(
@@ -259,7 +263,7 @@ class Mapped(Description):
             If one is not an expression, or names a column that does not exist.
         """
         say_no_meaning("with_columns()", scheduling, OF_TASKS)
-        step = WithColumns(dict(exprs))
+        step = WithColumns(mapping("with_columns(): exprs", exprs, example="{'y': 'x * 2'}"))
         check_columns(step.names(), self.columns())
         return self.with_step(step)
 
@@ -273,7 +277,7 @@ class Mapped(Description):
         ConfigError
             If one does not exist.
         """
-        columns = _names(cols)
+        columns = one_or_more_names("cols", cols)
         if self.steps:
             check_columns(columns, self.columns())
             return self.with_step(Select(columns))
@@ -290,7 +294,7 @@ class Mapped(Description):
         ConfigError
             If one does not exist.
         """
-        columns = _names(cols)
+        columns = one_or_more_names("cols", cols)
         if self.steps:
             check_columns(columns, self.columns())
             return self.with_step(Drop(columns))
@@ -313,10 +317,10 @@ class Mapped(Description):
         ConfigError
             If a column does not exist, or two would have the same name.
         """
-        step = Rename(dict(names) if isinstance(names, Mapping) else tuple(names))
+        step = Rename(
+            dict(names)
+            if isinstance(names, Mapping)
+            else list_of_names("rename_columns(): names", names)
+        )
         step.renamed(self.columns())
         return self.with_step(step)
-
-
-def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
-    return (columns,) if isinstance(columns, str) else tuple(columns)

@@ -13,8 +13,10 @@ import pytest
 
 from hpctrain.data import (
     Dataset,
+    from_arrow,
     from_items,
     from_numpy,
+    from_pandas,
     range,
     read_binary_files,
     read_json,
@@ -143,6 +145,56 @@ REFUSED: dict[str, tuple[Callable[[Dataset], Any], str]] = {
     "some dicts": (lambda _: from_items([{"x": 1}, 2]), r"item 0 is a dict and item 1 a int"),
     "a negative range": (lambda _: range(-1), "n=-1 is not a number of rows"),
     "more rows": (lambda ds: ds.to_pandas(limit=3), r"the dataset has more rows"),
+    "no rows to shuffle": (
+        lambda ds: ds.iter_batches(local_shuffle_buffer_size=0),
+        r"local_shuffle_buffer_size=0 is not a number of rows\. Give an integer of 1 or more",
+    ),
+    "fewer rows than none": (
+        lambda ds: ds.iter_batches(local_shuffle_buffer_size=-1),
+        r"local_shuffle_buffer_size=-1 is not",
+    ),
+    "part of a row": (
+        lambda ds: ds.iter_torch_batches(local_shuffle_buffer_size=2.5),
+        r"local_shuffle_buffer_size=2.5 is not",
+    ),
+    "a seed for each rank": (
+        lambda ds: ds.iterator().iter_batches(shuffle=True, local_shuffle_seed=None),
+        r"local_shuffle_seed is None\. Give an integer of 0 or more",
+    ),
+    "a frame of a number": (
+        lambda _: from_pandas(3),
+        r"from_pandas\(3\): a int is not a data frame",
+    ),
+    "a table of rows": (
+        lambda _: from_arrow([{"x": 1}]),
+        r"from_arrow\(.*from_items\(\) takes rows",
+    ),
+    "items of a dict": (lambda _: from_items({"x": [1]}), r"from_numpy\(\) takes a dict of arrays"),
+    "a share of text": (lambda ds: ds.random_sample("a"), r"fraction='a' is not a share"),
+    "a test set of text": (lambda ds: ds.train_test_split("a"), r"test_size='a'\) is not a number"),
+    "an index of text": (lambda ds: ds.split_at_indices("12"), r"indices='12' are not positions"),
+    "indices of text": (lambda ds: ds.split_at_indices(["1"]), r"indices=\['1'\] are not"),
+    "half an index": (lambda ds: ds.split_at_indices([1.5]), r"indices=\[1.5\] are not positions"),
+    "shares of text": (lambda ds: ds.split_proportionately("ab"), r"proportions='ab' are not"),
+    "parts of text": (lambda ds: ds.split("2"), r"n='2' is not a number of parts"),
+    "a class without calls": (
+        lambda ds: ds.map(type("Scale", (), {})),
+        r"Scale'> is a class whose objects cannot be called\. Define __call__",
+    ),
+    "arguments that are one": (lambda ds: ds.map(len, fn_args=3), r"fn_args=3 is not a list"),
+    "a type of NumPy for torch": (
+        lambda ds: ds.iter_torch_batches(dtypes="float32"),
+        r"'float32' is not a type of torch\. Give one, such as torch.float32",
+    ),
+    "a device of no machine": (
+        lambda ds: ds.iter_torch_batches(device="gpu"),
+        r"device='gpu' is not a device of torch",
+    ),
+    "a dataset of another kind": (lambda ds: ds.union([ds]), r"union\(\): \[.*is not a Dataset"),
+    "a state of nothing": (
+        lambda ds: ds.iterator().load_state_dict({}),
+        r"load_state_dict\(\{\}\) is not what state_dict\(\) returned",
+    ),
 }
 
 
