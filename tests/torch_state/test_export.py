@@ -28,6 +28,7 @@ from hpctrain.rundir.store import CheckpointStore
 from hpctrain.testing.thread_comm import run_on_threads
 from hpctrain.torch import TorchCheckpoint, export_state, load_state, save_state
 from hpctrain.torch.state.export.export import parse_size
+from hpctrain.torch.state.export.staging import remove_dead, staging
 from hpctrain.torch.state.save import write_state
 from hpctrain.torch.state.state_dict.flatten import flatten_state
 
@@ -445,7 +446,27 @@ def test_a_kill_in_the_middle_leaves_nothing_under_the_name(
     (left,) = os.listdir(tmp_path)
     assert left.startswith(".out.")
     export_state(large, tmp_path / "out", format=format)  # type: ignore[arg-type]
-    assert (tmp_path / "out").exists()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_what_may_be_of_an_export_that_goes_on_is_named_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "a+b"
+    # The second: a previous export, or what an older version has left.
+    of_others = [tmp_path / name for name in (".a+b.0123456789abcdef", ".ab.0123456789abcdef")]
+    for directory in of_others:
+        (directory / "made").mkdir(parents=True)
+    with staging(target) as made:
+        goes_on = made.parent
+        remove_dead(target)
+        assert made.is_dir()
+        said = capsys.readouterr().err
+        for path in (goes_on, of_others[0]):
+            assert f"note: {path} is of an export to {target} that goes on, or that was" in said
+        assert str(of_others[1]) not in said
+    assert not goes_on.exists()
+    assert all((directory / "made").is_dir() for directory in of_others)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -5,6 +5,7 @@ Where to read, from the top down::
     export_state           export.py
                            -> saved_model.py        which tensors the checkpoint has, in which files
                            -> destination.py        written beside its name, then renamed
+                           -> staging.py            there, and removed if its export was killed
     safetensors, torch     safetensors_files.py, torch_file.py
                            -> copy_blocks.py        blocks of the checkpoint into these files
     dcp                    dcp_files.py, dcp_compare.py

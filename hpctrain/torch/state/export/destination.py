@@ -12,8 +12,9 @@ from pathlib import Path
 
 from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.own_files import DIRECTORY_MODE, name_beside
+from hpctrain.own_files import name_beside
 from hpctrain.rundir.files import fsync_directory
+from hpctrain.torch.state.export.staging import remove_dead, staging
 
 _NAMED = 3
 
@@ -25,7 +26,8 @@ def making(
     """Give an empty directory beside `target`, which then becomes that. Not collective.
 
     A file is what has the target's name in that directory. After an error nothing of it is left;
-    after a kill, the directory is, under a name that begins with a dot.
+    after a kill, the directory is, under a name that begins with a dot, until the next export to
+    the same target.
 
     Parameters
     ----------
@@ -45,18 +47,15 @@ def making(
     CheckpointError
         If it cannot be written.
     """
-    beside = name_beside(target)
     try:
         check_target(target, is_file=is_file, overwrite=overwrite, is_ours=is_ours)
-        beside.mkdir(DIRECTORY_MODE)
-        try:
-            yield beside
-            fsync_directory(beside)
+        remove_dead(target)
+        with staging(target) as made:
+            yield made
+            fsync_directory(made)
             # Somebody may have made it meanwhile.
             check_target(target, is_file=is_file, overwrite=overwrite, is_ours=is_ours)
-            _publish(beside, target, is_file=is_file)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            _publish(made, target, is_file=is_file)
         fsync_directory(target.parent)
     except OSError as error:
         raise CheckpointError(
