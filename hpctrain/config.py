@@ -227,7 +227,7 @@ def _log_to_file(what: str, value: Any) -> Any:
 def _stop(what: str, value: Any) -> Any:
     if callable(value):
         return value
-    limit = number(float("-inf"), explain="the number of a metric at which to stop is needed.")
+    limit = number(float("-inf"), explain="the number of a metric at which to stop.")
     return mapping(" of metrics", limit)(what, value)
 
 

@@ -165,8 +165,10 @@ def number(at_least: float, *, explain: str) -> Rule:
     """Return the rule of a finite number."""
 
     def check(what: str, value: Any) -> Any:
-        if not is_number(value) or value < at_least:
-            raise ConfigError(f"{with_value(what, value)}: {explain}")
+        if not is_number(value):
+            raise ConfigError(f"{with_value(what, value)} is not a finite number. Give {explain}")
+        if value < at_least:
+            raise ConfigError(f"{with_value(what, value)} is too small. Give {explain}")
         return value
 
     return check

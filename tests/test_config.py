@@ -226,10 +226,23 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         (
             FailureConfig,
             {"slow_node_factor": 1.1},
-            r"slow_node_factor=1\.1\): how many times as long .* 1\.25 or more",
+            r"slow_node_factor=1\.1\) is too small\. Give how many times as long .* 1\.25 or more",
         ),
-        (FailureConfig, {"slow_node_factor": True}, r"slow_node_factor=True\): how many times"),
-        (FailureConfig, {"slow_node_factor": float("nan")}, r"slow_node_factor=nan\): how many"),
+        (
+            FailureConfig,
+            {"slow_node_factor": True},
+            r"slow_node_factor=True\) is not a finite number",
+        ),
+        (
+            FailureConfig,
+            {"slow_node_factor": float("nan")},
+            r"=nan\) is not a finite number\. Give how",
+        ),
+        (
+            FailureConfig,
+            {"slow_node_factor": "2"},
+            r"slow_node_factor='2'\) is not a finite number",
+        ),
         (FailureConfig, {"start_timeout_s": None}, r"start_timeout_s=\.\.\.\) is None\. A number"),
         (SyncConfig, {"sync_timeout": 0}, r"SyncConfig\(sync_timeout=\.\.\.\) is 0\. A number"),
         (SyncConfig, {"sync_timeout": "1 h"}, r"sync_timeout=\.\.\.\) is '1 h'\. A number of"),
@@ -239,9 +252,9 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         (
             SyncConfig,
             {"max_bytes_per_s": 500},
-            r"max_bytes_per_s=500\): bytes a second of each rank, 1e\+06 or more",
+            r"max_bytes_per_s=500\) is too small\. Give bytes a second of each rank, 1e\+06",
         ),
-        (SyncConfig, {"max_bytes_per_s": "1G"}, r"max_bytes_per_s='1G'\): bytes a second"),
+        (SyncConfig, {"max_bytes_per_s": "1G"}, r"max_bytes_per_s='1G'\) is not a finite number"),
         (SyncConfig, {"scratch_dir": ""}, r"scratch_dir=\.\.\.\) is ''\. Leave it out"),
         (SyncConfig, {"sync_artifacts": "no"}, r"sync_artifacts=\.\.\.\) holds 'no' of type str"),
         (

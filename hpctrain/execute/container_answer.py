@@ -68,7 +68,12 @@ def read_container_answers(printed: str) -> list[dict[str, Any]]:
 
 
 def explain_container(
-    container: Container, answers: Sequence[Mapping[str, Any]], *, wanted: int, printed: str
+    container: Container,
+    answers: Sequence[Mapping[str, Any]],
+    *,
+    wanted: int,
+    printed: str,
+    exit_code: int | None = None,
 ) -> str:
     """Return why ranks cannot start in a container; empty if they can.
 
@@ -84,6 +89,8 @@ def explain_container(
         Number of nodes.
     printed
         All that was printed.
+    exit_code
+        Exit code of the step that asked them; None if it did not end.
     """
     for answer in answers:
         if why := _explain_answer(container, answer):
@@ -94,6 +101,15 @@ def explain_container(
     silent = f"{wanted - len(answers)} of {wanted} nodes" if wanted > 1 else "its node"
     lines = [line for line in printed.splitlines() if _MARK not in line][-_NUM_LINES:]
     said = "\n".join(lines) or "it printed nothing"
+    if exit_code == 0:
+        # The runtime and the program that it started have done all that they had to.
+        return (
+            f"{container.image} starts with {container.runtime}, but {container.python} in it does "
+            f"not answer as a Python does on {silent}: it ended without an error before it had run "
+            f"what was given with -c. Set Container(python=...) to the interpreter inside the "
+            f"image: 'python3' if it is on the PATH there, or its path, such as "
+            f"'/opt/conda/bin/python3'. It printed:\n{said}"
+        )
     return (
         f"{container.image} does not start with {container.runtime} on {silent}. "
         f"{_explain_output(container, printed)} It printed:\n{said}"

@@ -100,9 +100,11 @@ class RankContainer:
         )
         entry = enter_container(self.container, question, cwd=cwd, gpus="")
         argv = container_test_argv(new, wanted, entry.argv, srun_options=entry.srun_options)
-        printed = _print_of(argv, log)
+        printed, exit_code = _print_of(argv, log)
         answers = read_container_answers(printed)
-        if why := explain_container(self.container, answers, wanted=wanted, printed=printed):
+        if why := explain_container(
+            self.container, answers, wanted=wanted, printed=printed, exit_code=exit_code
+        ):
             raise LaunchError(why, transient=is_passing(printed))
         self._checked.update(new)
         self._answers = answers
@@ -139,8 +141,8 @@ class RankContainer:
         )
 
 
-def _print_of(argv: Sequence[str], log: Path) -> str:
-    """Return all that a step prints until it ends."""
+def _print_of(argv: Sequence[str], log: Path) -> tuple[str, int | None]:
+    """Return all that a step prints until it ends, and its exit code; None if it is too late."""
     step = StepProcess(
         argv,
         environment=environ.without_export_variables(environ.environment()),
@@ -150,13 +152,14 @@ def _print_of(argv: Sequence[str], log: Path) -> str:
     deadline, asking = Deadline(timeouts.CONTAINER_CHECK_S), Deadline(timeouts.STEP_REFUSAL_S)
     try:
         while not deadline.is_over:
-            ended = step.wait(_LOOK_INTERVAL_S) is not None
+            exit_code = step.wait(_LOOK_INTERVAL_S)
+            ended = exit_code is not None
             if ended and (asking.is_over or not is_refused_for_now(step.last_lines())):
-                return step.last_lines(_ALL_LINES)
+                return step.last_lines(_ALL_LINES), exit_code
             if ended:
                 time.sleep(_LOOK_INTERVAL_S)
                 step.start_again()
         late = f"it did not end within {timeouts.describe(timeouts.CONTAINER_CHECK_S)}"
-        return f"{step.last_lines(_ALL_LINES)}\n{late}"
+        return f"{step.last_lines(_ALL_LINES)}\n{late}", None
     finally:
         step.kill()

@@ -246,7 +246,10 @@ def refuse_nested_fit(method: str) -> None:
     from hpctrain.worker import context
 
     if context.is_active():
+        world = context.active_worker(f"{method}()").context
         raise ConfigError(
-            f"{method}() was called inside a training function, on every rank. Call it outside, or "
-            f"start a process of its own for it."
+            f"{method}() was called inside a training function, by rank {world.get_world_rank()} "
+            f"of {world.get_world_size()}. A rank starts no ranks of its own. Call it before or "
+            f"after the fit() that this function runs in, or start a process for it: "
+            f"subprocess.run([sys.executable, 'other.py'])."
         )

@@ -39,6 +39,15 @@ def assign_gpus(
         return visible[first : first + gpus_per_worker]
     if len(visible) == gpus_per_worker:
         return visible
+    if not visible:
+        raise ConfigError(
+            f"use_gpu=True gives each worker {gpus_per_worker} GPU{'s' * (gpus_per_worker > 1)}, "
+            f"but no GPU is visible to a worker here, and CUDA_VISIBLE_DEVICES is empty or not "
+            f"set. If the nodes have GPUs (sinfo --format='%N %G' lists their GRES), request them: "
+            f"SlurmConfig(gpu_request='gpus-per-node'), or 'gres' where the site has no other. If "
+            f"they have none, choose a partition that does: SlurmConfig(partition=...), or set "
+            f"use_gpu=False."
+        )
     raise ConfigError(
         f"{local_world_size} workers on this node with {gpus_per_worker} GPUs each, but "
         f"CUDA_VISIBLE_DEVICES shows {len(visible)} ({','.join(visible)}). Request the GPUs of the "

@@ -423,3 +423,26 @@ reported as None until then.
 """,
         status=CONFIG_ERROR,
     )
+
+
+NESTED = """\
+def inner(config):
+    hpctrain.report({"loss": 1.0})
+
+def train(config):
+    if hpctrain.get_context().get_world_rank() == 0:
+        fit(inner)
+    hpctrain.report({"loss": 1.0})
+
+if __name__ == "__main__":
+    fit(train)
+"""
+
+
+def test_a_fit_within_a_training_function_on_rank_0_only(run_script: Any) -> None:
+    outcome = run_script(NESTED)
+    assert outcome.status == FAILED, outcome.err
+    assert (
+        "ConfigError: fit() was called inside a training function, by rank 0 of 2. A rank starts "
+        "no ranks of its own. Call it before or after the fit() that this function runs in"
+    ) in outcome.err

@@ -33,8 +33,13 @@ def answer(**changes: Any) -> dict[str, Any]:
     }
 
 
-def explain(*answers: dict[str, Any], printed: str = "", container: Container = IMAGE) -> str:
-    return explain_container(container, answers, wanted=2, printed=printed)
+def explain(
+    *answers: dict[str, Any],
+    printed: str = "",
+    container: Container = IMAGE,
+    exit_code: int | None = 1,
+) -> str:
+    return explain_container(container, answers, wanted=2, printed=printed, exit_code=exit_code)
 
 
 def test_this_interpreter_answers_what_ranks_need(tmp_path: Path):
@@ -125,3 +130,15 @@ def test_a_container_that_does_not_start_is_explained_by_what_it_printed(runtime
 )
 def test_the_mpi_library_inside_decides_which_pmi_is_needed(said: str, kind: str):
     assert mpi_library([answer(library=said)]) == kind
+
+
+@pytest.mark.parametrize("printed", ["", "GNU coreutils"])
+def test_a_program_that_is_no_python_is_named_with_what_it_answered(printed: str):
+    container = Container(image="torch.sif", python="/bin/true")
+    text = explain(printed=printed, container=container, exit_code=0)
+    assert text.startswith(
+        "torch.sif starts with apptainer, but /bin/true in it does not answer as a Python does on "
+        "2 of 2 nodes: it ended without an error"
+    )
+    assert "Set Container(python=...) to the interpreter inside the image: 'python3'" in text
+    assert text.endswith(f"It printed:\n{printed or 'it printed nothing'}")

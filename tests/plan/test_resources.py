@@ -244,7 +244,14 @@ def test_each_worker_gets_its_block_of_the_visible_gpus(
     assert ",".join(given) == mine
 
 
-@pytest.mark.parametrize("visible", [(), ("0",), ("0", "1", "2")])
+def test_a_node_without_gpus_is_refused_with_what_asks_for_them():
+    with pytest.raises(ConfigError, match="use_gpu=True gives each worker 2 GPUs") as no:
+        assign_gpus((), local_rank=0, local_world_size=2, gpus_per_worker=2)
+    for named in ("GRES", "gpu_request=", "SlurmConfig(partition=...)", "use_gpu=False"):
+        assert named in str(no.value)
+
+
+@pytest.mark.parametrize("visible", [("0",), ("0", "1", "2")])
 def test_too_few_visible_gpus_are_refused(visible: tuple[str, ...]):
     with pytest.raises(ConfigError, match=r"2 workers on this node with 2 GPUs each, but"):
         assign_gpus(visible, local_rank=0, local_world_size=2, gpus_per_worker=2)
