@@ -77,6 +77,17 @@ def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def find_float(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return the metric of a name if it is a finite number that a float holds, as a float.
+
+    Not collective. An integer has no largest value.
+    """
+    try:
+        return None if (value := find_score(metrics, name)) is None else float(value)
+    except OverflowError:
+        return None
+
+
 def find_score_of(metrics: Mapping[str, Any], name: str, *, report: int) -> float | None:
     """Return the score of a checkpoint; ``training_iteration`` is the number of its report.
 

@@ -66,7 +66,7 @@ def judge(uid: int, mode: int, path: Path, *, is_above: bool = False) -> Foreign
         Whether it is a directory above that of the file, where the sticky bit is enough.
     """
     if uid not in (os.geteuid(), _ROOT):
-        state = f"belongs to {_name(uid)}, and this process to {_name(os.geteuid())}"
+        state = f"belongs to {name_of_user(uid)}, and this process to {name_of_user(os.geteuid())}"
         return Foreign(path=path, state=state, is_above=is_above)
     if mode & _OTHERS_MAY_WRITE and not (is_above and mode & stat.S_ISVTX):
         return Foreign(
@@ -364,7 +364,8 @@ def _renamed(value: Any, old: str, new: str) -> Any:
     return value
 
 
-def _name(uid: int) -> str:
+def name_of_user(uid: int) -> str:
+    """Return the name and the number of a user. Not collective."""
     import pwd
 
     try:

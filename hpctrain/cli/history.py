@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _KEY_WIDTH = 9
+# A run at work writes its status every few seconds; other hosts see it later.
+_SILENCE_S = 60.0
 
 
 def history(
@@ -120,12 +122,30 @@ def render_history(
         if record.reports is not None:
             saved = f", checkpoint {record.checkpoint}" if record.checkpoint else ""
             rows.append(("to", f"report {record.reports}{saved}"))
-        if record.cause is not None:
-            rows.append(("ended", record.cause))
+        if ended := _describe_end(record, status, is_last=record is attempts[-1], now=now):
+            rows.append(("ended", ended))
         for key, value in rows:
             lines += _wrap(key, value, width)
         lines += _notes(record.notes, width)
     return show_controls("\n".join(lines))
+
+
+def _describe_end(
+    record: AttemptRecord, status: RunStatus | None, *, is_last: bool, now: float
+) -> str:
+    """Return why an attempt ended; what is known of that where the ledger does not have it."""
+    from hpctrain.rundir.display import format_elapsed
+
+    if record.cause is not None:
+        return record.cause
+    if not is_last or (status is not None and status.state.is_final):
+        return "unknown: its executor was killed before it could write why, or could not"
+    if status is None or now - status.updated_at < _SILENCE_S:
+        return ""
+    return (
+        f"none is recorded, and nothing was written for {format_elapsed(now - status.updated_at)}: "
+        f"if its executor was killed, hpctrain status says so"
+    )
 
 
 def _with_last_nodes(

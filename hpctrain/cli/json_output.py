@@ -30,6 +30,11 @@ _STATUS = (
     _FORMAT,
     *_OF_RUN,
     (
+        "recorded_name",
+        "string|null",
+        "name that it began with, if its directory has been copied or moved to another one",
+    ),
+    (
         "live",
         "boolean|null",
         "whether it has an executor; null if unknown: Slurm did not answer, or a process "
@@ -51,7 +56,7 @@ _STATUS = (
     ("reported_at", "number|null", "when it was made"),
     ("metrics", "object", "rank 0's metrics of that report"),
     ("checkpoint", "string|null", "path of the newest complete checkpoint"),
-    ("started_at", "number|null", "when its executor began"),
+    ("started_at", "number|null", "when its executor began; null as long as its job waits"),
     ("updated_at", "number|null", "when ``status.json`` was written"),
     ("ended_at", "number|null", "when the run ended"),
     ("error", "string|null", "why it failed or was stopped"),
@@ -194,6 +199,7 @@ _WHY = (
     ("path", "string|null", "directory of the run; null for another job"),
     ("state", "string|null", "state of the run, as in ``status``"),
     ("error", "string|null", "why the run failed or was stopped"),
+    ("slow_nodes", "array of string", "nodes of the run that held up every step, a sentence each"),
 )
 _DOCTOR = (
     _FORMAT,
@@ -261,6 +267,7 @@ _REPORTED_RUN = (
     ("jobs", "array of string", "its Slurm jobs, in order"),
     ("num_attempts", "integer", "number of attempts"),
     ("num_restarts", "integer", "number of automatic restarts of the ranks"),
+    ("slow_nodes", "array of string", "nodes that held up every step, a sentence each"),
     ("num_reports", "integer", "number of reports that count"),
     ("num_repeated", "integer", "number of reports that were made again after a restart"),
     ("median_report_s", "number|null", "median of the seconds between two reports"),

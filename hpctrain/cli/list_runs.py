@@ -30,6 +30,7 @@ _OPTIONAL = ("ATTEMPT", "STARTED", "RANKS", "JOB")
 
 _GAP = "  "
 _LEAST_FOR_METRICS = 16
+_MOST_UNKNOWN = 8
 
 
 def list_runs(
@@ -41,6 +42,8 @@ def list_runs(
     """List the runs of a directory, the newest first."""
     import sys
 
+    from hpctrain.cli.closed_runs import say_closed
+    from hpctrain.cli.exit_codes import say
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import find_runs, view_runs
     from hpctrain.errors import ConfigError
@@ -51,7 +54,12 @@ def list_runs(
             f"{storage.absolute()} is not a directory. Give the storage_path of your runs: "
             f"hpctrain list STORAGE."
         )
+    say_closed(storage)
     views = view_runs([RunPaths(path.absolute()) for path in find_runs(storage)])
+    if unknown := [view.name for view in views if view.lacks_answer]:
+        more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
+        named = ", ".join(unknown[:_MOST_UNKNOWN]) + more
+        say(f"warning: Slurm did not answer, so it is unknown whether {named} still wait or run.")
     if json:
         print_json([view.to_json() for view in views])
         return
@@ -88,14 +96,14 @@ def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
 
     rows = [
         (
-            view.name,
+            f"{view.name} (of {view.recorded_name})" if view.recorded_name else view.name,
             f"{view.state} (damaged)" if view.status.damage else view.shown_state,
             view.status.job_id or "",
             str(view.status.attempt),
             str(view.status.world_size),
             str(view.reports),
             "" if view.checkpoint is None else view.checkpoint.name,
-            f"{format_age(view.status.started_at)} ago" if view.status.started_at else "",
+            f"{format_age(view.status.started_at)} ago" if view.has_started else "",
             format_metrics(view.metrics, most=3),
         )
         for view in views

@@ -172,6 +172,7 @@ def _summary(run: RunFacts) -> list[tuple[str, str]]:
         ("attempts", str(len(run.attempts))),
         ("reports", f"{run.num_reports}{repeated}"),
     ]
+    rows += [("slow", what) for what in run.slow_nodes]
     if used.shares:
         parts = [
             f"{share.use.value} {percent(share.seconds, used.seconds)}"

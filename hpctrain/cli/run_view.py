@@ -60,6 +60,26 @@ class RunView:
     """The newest complete checkpoint."""
     next_step: str | None = None
     """The suggested next step."""
+    slow_nodes: tuple[str, ...] = ()
+    """What the ledger says of nodes that were slow, if it was asked."""
+
+    @property
+    def recorded_name(self) -> str:
+        """Its name when it began, if its directory has another one by now; otherwise empty."""
+        return "" if self.status.name == self.name else self.status.name
+
+    @property
+    def lacks_answer(self) -> bool:
+        """Whether only Slurm knows if an executor runs it, and did not answer."""
+        of_slurm = self.status.launcher == "slurm" or self.status.state is RunState.SUBMITTING
+        return self.live is None and of_slurm and not self.status.state.is_final
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the time of its begin is known: that of a job that waits is its submission."""
+        from hpctrain.rundir.live_text import describe_begin
+
+        return describe_begin(self.status) == "started"
 
     @property
     def is_over(self) -> bool:
@@ -81,6 +101,7 @@ class RunView:
         status = self.status
         return {
             "name": self.name,
+            "recorded_name": self.recorded_name or None,
             "path": str(self.path),
             "state": self.state,
             "live": self.live,
@@ -100,7 +121,7 @@ class RunView:
             "reported_at": self.reported_at,
             "metrics": dict(self.metrics),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
-            "started_at": status.started_at or None,
+            "started_at": status.started_at if self.has_started else None,
             "updated_at": status.updated_at or None,
             "ended_at": status.ended_at,
             "error": status.error,
@@ -122,28 +143,16 @@ def find_run(run: Path, storage: Path) -> RunPaths:
     for root in (run, storage / run):
         if is_run(root):
             return RunPaths(root.absolute())
+    from hpctrain.cli.closed_runs import refuse_closed
+
     for root in (run, storage / run):
-        _refuse_unreadable(root)
+        refuse_closed(root)
     known = ", ".join(path.name for path in find_runs(storage)[:8])
     there = f"It has {known}." if known else "It has no runs."
     raise ConfigError(
         f"{run} is not a run directory, and there is no run {run} in {storage.absolute()}. {there} "
         f"Give the directory of the run, or --storage with the storage_path it was begun with."
     )
-
-
-def _refuse_unreadable(root: Path) -> None:
-    """Refuse what may be a run, but of which this user may not see whether it is."""
-    try:
-        os.lstat(RunPaths(root).plan)
-    except PermissionError as error:
-        raise ConfigError(
-            f"{root} may be a run, but user {os.geteuid()} may not look into it "
-            f"({error.strerror}). Its owner can let you: chmod -R g+rX on it, and g+x on the "
-            f"directories above."
-        ) from error
-    except OSError:
-        return
 
 
 def find_runs(storage: Path) -> list[Path]:
@@ -277,7 +286,7 @@ def _view(look: _Look) -> RunView:
     return _with_next_step(
         paths,
         RunView(
-            name=status.name,
+            name=paths.root.name,
             path=paths.root,
             state="lost" if live is False and not status.state.is_final else status.state.value,
             live=live,

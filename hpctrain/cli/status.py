@@ -48,7 +48,7 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
     from hpctrain.host_list import compress_hosts
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_elapsed, format_metrics, one_line
-    from hpctrain.rundir.live_text import live_rows
+    from hpctrain.rundir.live_text import describe_begin, live_rows
 
     status = view.status
     # Once there are reports, the ranks are in their training function.
@@ -57,6 +57,10 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
     phase = f" ({why})" if view.live and status.phase and shows_phase else ""
     # A name may have any character.
     rows = [("path", one_line(str(view.path)))]
+    if view.recorded_name:
+        rows.append(
+            ("recorded", f"as {view.recorded_name}: its directory has been copied or moved")
+        )
     if view.state == "lost":
         rows.append(("executor", f"gone: {_executor(view)}"))
     elif view.live is None:
@@ -84,8 +88,8 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
         rows.append(("metrics", format_metrics(view.metrics, most=8)))
     if view.checkpoint is not None:
         rows.append(("checkpoint", str(view.checkpoint)))
-    if status.started_at:
-        rows.append(("started", f"{format_age(status.started_at)} ago"))
+    if begin := describe_begin(status):
+        rows.append((begin, f"{format_age(status.started_at)} ago"))
     if view.live and status.deadline is not None:
         rows.append(("time left", format_elapsed(status.deadline - time.time())))
     if status.ended_at is not None:

@@ -39,6 +39,7 @@ def sync(
     not sent.
     """
     from hpctrain.callbacks.sync import sync_run
+    from hpctrain.cli.closed_runs import say_closed
     from hpctrain.cli.exit_codes import FAILED
     from hpctrain.cli.run_view import find_run, find_runs, view_run
     from hpctrain.errors import ConfigError
@@ -51,6 +52,7 @@ def sync(
     if run is not None:
         found = [find_run(run, storage)]
     else:
+        say_closed(storage)
         found = [RunPaths(path.absolute()) for path in find_runs(storage)]
     is_complete = True
     for paths in found:

@@ -44,6 +44,7 @@ def top(
     """
     import sys
 
+    from hpctrain.cli.closed_runs import say_closed
     from hpctrain.cli.run_view import find_run, find_runs
     from hpctrain.errors import ConfigError
     from hpctrain.launch.live_watch import RunsWatch
@@ -58,6 +59,7 @@ def top(
                 f"{storage.absolute()} is not a directory. Name runs, or give the storage_path of "
                 f"yours: hpctrain top --storage STORAGE."
             )
+        say_closed(storage)
         watch = RunsWatch(lambda: [RunPaths(path.absolute()) for path in find_runs(storage)])
     is_one = runs is not None and len(runs) == 1
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -82,6 +84,7 @@ def _print_once(watch: RunsWatch, *, is_one: bool, nothing: str) -> None:
     import sys
     import time
 
+    from hpctrain.cli.exit_codes import say
     from hpctrain.cli.list_runs import width_of_output
     from hpctrain.own_time import Deadline
     from hpctrain.rundir.live_text import render_page
@@ -91,6 +94,9 @@ def _print_once(watch: RunsWatch, *, is_one: bool, nothing: str) -> None:
         time.sleep(_GLANCE_INTERVAL_S)
         views = watch.look()
     width = width_of_output() or _WIDTH_OF_A_PIPE
+    for view in () if is_one else views:
+        if view.unanswered:
+            say(f"warning: {view.name}: {view.unanswered}")
     text = nothing
     if is_one:
         text = "\n".join(render_page(views[0], width=width))

@@ -58,6 +58,7 @@ def why(
         say(str(error))
         if view is None:
             raise typer.Exit(FAILED) from None
+    view = _with_slow_nodes(view)
     if json:
         print_json(to_json(answer, view))
     else:
@@ -125,7 +126,26 @@ def to_json(answer: Explanation | None, view: RunView | None) -> dict[str, Any]:
         "path": None if view is None else str(view.path),
         "state": None if view is None else view.state,
         "error": None if view is None else view.status.error,
+        "slow_nodes": [] if view is None else list(view.slow_nodes),
     }
+
+
+def _with_slow_nodes(view: RunView | None) -> RunView | None:
+    """Return a run with what its ledger says of slow nodes."""
+    from contextlib import suppress
+    from dataclasses import replace
+
+    from hpctrain.errors import DamagedFileError
+    from hpctrain.rundir.attempts import name_slow_nodes
+    from hpctrain.rundir.ledger import read_events
+    from hpctrain.rundir.paths import RunPaths
+
+    if view is not None:
+        # A ledger that cannot be read does not hide why the run failed.
+        with suppress(OSError, DamagedFileError):
+            found = name_slow_nodes(read_events(RunPaths(view.path)))
+            return replace(view, slow_nodes=tuple(found))
+    return view
 
 
 def _find_run(job: str, storage: Path) -> RunPaths | None:
@@ -212,6 +232,7 @@ def _rows_of_run(view: RunView, *, with_step: bool) -> list[tuple[str, str]]:
     rows = [("run", str(view.path))]
     if view.status.error is not None:
         rows.append(("error", view.status.error))
+    rows += [("slow", what) for what in view.slow_nodes]
     if with_step and view.next_step is not None:
         rows.append(("run's next", view.next_step))
     return rows

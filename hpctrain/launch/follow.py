@@ -16,7 +16,8 @@ from hpctrain.launch.status_line import ReportRate, StatusLine, render_status_li
 from hpctrain.launch.tail import Tail
 from hpctrain.log import log
 from hpctrain.printable import show_controls
-from hpctrain.rundir.announcement import announcements
+from hpctrain.rundir.announcement import announce, announcements
+from hpctrain.rundir.attempts import describe_event
 from hpctrain.rundir.display import format_metrics, one_line
 from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.metrics import is_report, say_if_cut
@@ -186,7 +187,9 @@ class Follower:
 
     def _show_restarts(self) -> None:
         """Print that ranks are started again, and why, after what they have printed."""
-        sentences = announcements(filter(is_event, map(parse_json, self._ledger.read())))
+        events = filter(is_event, map(parse_json, self._ledger.read()))
+        # An executor in this process logs what it finds itself.
+        sentences = announcements(events, _announce_all if self._sees_all else announce)
         if sentences:
             self._show_logs(final=True)
         for sentence in sentences:
@@ -350,6 +353,12 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
     if result.error is not None:
         raise result.error
     return result
+
+
+def _announce_all(event: Mapping[str, Any]) -> str:
+    """Return the sentence of a restart, or of a node that holds up all others."""
+    is_of_node = event["event"] in ("node-slow", "node-slow-over", "node-kept")
+    return describe_event(event) if is_of_node else announce(event)
 
 
 def _is_terminal(out: TextIO) -> bool:

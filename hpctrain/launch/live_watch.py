@@ -29,6 +29,10 @@ _FIND_INTERVAL_S = 30.0
 _SILENCE_S = 15.0
 
 
+class _NotAskedError(LaunchError):
+    """Slurm is not asked about a job yet, to spare its controller."""
+
+
 class JobBoard:
     """What Slurm says of the jobs of all runs that are looked at, by one question for all of them.
 
@@ -86,7 +90,7 @@ class JobBoard:
             self._asked_at, self._asked_about = now, set(self._wanted)
             is_new = False
         if self._queue is None or is_new:
-            raise LaunchError("Slurm was asked a moment ago.", transient=True)
+            raise _NotAskedError("Slurm was asked a moment ago.", transient=True)
         return self._queue.find_job(job_id)
 
 
@@ -107,6 +111,7 @@ class LiveWatch:
         self._reader = LiveReader(paths)
         self._life = LifeTest(paths, self._job_is_alive)
         self._job: Job | None = None
+        self._unanswered = ""
         self._mark: object = None
         self._changed_at: float | None = None
 
@@ -127,8 +132,15 @@ class LiveWatch:
             files = self._reader.read()
             if files.status is not None and files.status.state.is_final:
                 state = files.status.state.value
-        waits = self._explain_wait()
-        return make_view(files, self.paths, state=state, live=live, now=now, waits=waits)
+        return make_view(
+            files,
+            self.paths,
+            state=state,
+            live=live,
+            now=now,
+            waits=self._explain_wait(),
+            unanswered=self._unanswered if live is None else "",
+        )
 
     def _explain_wait(self) -> str:
         return "" if self._job is None else explain_wait(self._job, run=str(self.paths.root))
@@ -165,7 +177,17 @@ class LiveWatch:
             uid = os.stat(self.paths.root).st_uid
         except OSError as error:
             raise LaunchError(str(error), transient=True) from error
-        self._job = self._board.find(job_id, uid)
+        try:
+            self._job = self._board.find(job_id, uid)
+        except LaunchError as error:
+            # Without a question, what the last one gave holds.
+            if not isinstance(error, _NotAskedError):
+                self._unanswered = (
+                    f"Slurm did not answer, so it is unknown whether job {job_id} still waits or "
+                    f"runs: {error}"
+                )
+            raise
+        self._unanswered = ""
         return None if self._job is None else not self._job.is_final
 
 

@@ -17,7 +17,7 @@ from hpctrain.run_report.time_use import (
     read_intervals_of_reports,
     split_time,
 )
-from hpctrain.rundir.attempts import RESTARTS, AttemptRecord, read_attempts
+from hpctrain.rundir.attempts import RESTARTS, AttemptRecord, name_slow_nodes, read_attempts
 from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import add_validated, explain_cut, is_report, latest_reports
@@ -71,6 +71,8 @@ class RunFacts:
     before: tuple[tuple[float, str], ...] = ()
     """What happened before the first attempt: when, and what."""
     attempts: tuple[AttemptRecord, ...] = ()
+    slow_nodes: tuple[str, ...] = ()
+    """What became of nodes that were named slow, each as a sentence."""
     num_restarts: int = 0
     """How often the ranks were started again without a person."""
     intervals: tuple[Interval, ...] = ()
@@ -135,6 +137,7 @@ def read_facts(paths: RunPaths) -> RunFacts:
         jobs=_jobs(ledger),
         before=tuple(before),
         attempts=tuple(_with_news(attempts, status)),
+        slow_nodes=tuple(name_slow_nodes(ledger)),
         num_restarts=sum(event["event"] in RESTARTS for event in ledger),
         intervals=tuple(intervals),
         efficiency=measure(

@@ -21,6 +21,7 @@ def run_to_json(run: RunFacts) -> dict[str, Any]:
         "jobs": list(run.jobs),
         "num_attempts": len(run.attempts),
         "num_restarts": run.num_restarts,
+        "slow_nodes": list(run.slow_nodes),
         "num_reports": run.num_reports,
         "num_repeated": run.num_repeated,
         "median_report_s": used.median_report_s,

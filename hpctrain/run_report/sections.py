@@ -39,6 +39,8 @@ def _overview(run: RunFacts) -> Iterator[tuple[str, Cell]]:
         yield "took" if run.is_over else "took so far", format_span(used.seconds)
     restarts = f", {run.num_restarts} restarts" if run.num_restarts != 1 else ", 1 restart"
     yield "attempts", f"{len(run.attempts)}{restarts if run.num_restarts else ''}"
+    if run.slow_nodes:
+        yield "slow nodes", Html("<br>".join(map(to_html, run.slow_nodes)))
     repeated = f", {run.num_repeated} of them made again" if run.num_repeated else ""
     yield "reports", f"{run.num_reports}{repeated}"
     if used.median_report_s is not None:

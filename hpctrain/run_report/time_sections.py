@@ -178,7 +178,7 @@ def timeline(run: RunFacts, label: str) -> Html:
         ]
     if run.attempts:
         columns = ["attempt", "why it ended, and what followed", "from", "to report", "job"]
-        shown, left_out = _middle_left_out([_attempt(record) for record in run.attempts])
+        shown, left_out = _middle_left_out([_attempt(record, run) for record in run.attempts])
         caption = f"Attempts of {label}"
         columns = [*columns, "nodes"]
         parts += [table(caption, columns, shown, numeric=(3,), style="attempts"), left_out]
@@ -236,10 +236,10 @@ def _groups(intervals: Sequence[Interval]) -> list[list[Interval]]:
     return groups
 
 
-def _attempt(record: AttemptRecord) -> Sequence[Cell]:
-    lines = [record.cause or "it runs, or its end is not recorded"]
-    lines += [what for _, what in record.notes]
-    shown = "".join(f"<li>{to_html(line)}</li>" for line in lines)
+def _attempt(record: AttemptRecord, run: RunFacts) -> Sequence[Cell]:
+    lines = [to_html(record.cause) if record.cause else _no_end(record, run)]
+    lines += [to_html(what) for _, what in record.notes]
+    shown = "".join(f"<li>{line}</li>" for line in lines)
     return (
         str(record.attempt),
         Html(f'<ul class="plain">{shown}</ul>'),
@@ -247,6 +247,16 @@ def _attempt(record: AttemptRecord) -> Sequence[Cell]:
         UNKNOWN if record.reports is None else str(record.reports),
         record.job_id or "-",
         compress_hosts(record.nodes) if record.nodes else None,
+    )
+
+
+def _no_end(record: AttemptRecord, run: RunFacts) -> Html:
+    """Return what is known of the end of an attempt of which the ledger has none."""
+    if run.is_over or record is not run.attempts[-1]:
+        return Html("unknown: its executor was killed before it could write why, or could not")
+    return Html(
+        f"none is recorded: it runs, or its executor was killed after {moment(run.until)}, the "
+        f"last news; hpctrain status tells which"
     )
 
 

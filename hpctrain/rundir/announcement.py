@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _LONGEST = 300
@@ -38,13 +38,26 @@ def announce(event: Mapping[str, Any]) -> str:
     return ""
 
 
-def announcements(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the announcements since a person last called ``fit()``. Not collective."""
+def announcements(
+    events: Iterable[Mapping[str, Any]],
+    describe: Callable[[Mapping[str, Any]], str] = announce,
+) -> list[str]:
+    """Return the announcements since a person last called ``fit()``.
+
+    Not collective.
+
+    Parameters
+    ----------
+    events
+        The ledger, or its end.
+    describe
+        Returns the sentence of an event; empty for one that is not announced.
+    """
     sentences: list[str] = []
     for event in events:
         if event["event"] == "fit" and not event.get("continues"):
             sentences.clear()
-        elif sentence := announce(event):
+        elif sentence := describe(event):
             sentences.append(sentence)
     return sentences
 

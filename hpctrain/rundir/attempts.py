@@ -68,13 +68,43 @@ def describe_event(event: Mapping[str, Any]) -> str:
     """
     if announced := announce(event):
         return announced
+    if event["event"] == "node-slow" and event.get("reason"):
+        return _TEMPLATES["node-slow"].format_map(_Known(_texts(event))) + f": {event['reason']}"
     template = _TEMPLATES.get(event["event"], "")
-    known = {name: str(value) for name, value in event.items()}
+    known = _texts(event)
     try:
         known["signal"] = signal.Signals(int(event.get("signal", 0))).name
     except (TypeError, ValueError):
         known["signal"] = f"signal {event.get('signal')}"
     return template.format_map(_Known(known))
+
+
+def name_slow_nodes(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return which nodes have been named slow since a person last called ``fit()``.
+
+    Not collective. A sentence for each, of the last time; and what became of it.
+    """
+    found: dict[str, str] = {}
+    for event in events:
+        name, node = event["event"], str(event.get("node"))
+        if name == "fit" and not event.get("continues"):
+            found.clear()
+        elif name == "node-slow":
+            found[node] = f"attempt {event.get('attempt', '?')}: {describe_event(event)}"
+        elif name in _ENDS_OF_SLOW and node in found:
+            found[node] += _ENDS_OF_SLOW[name].format_map(_Known(_texts(event)))
+    return list(found.values())
+
+
+_ENDS_OF_SLOW = {
+    "node-slow-over": "; no longer as of step {step}",
+    "node-kept": "; it is kept: {reason}",
+    "node-left-out": "; it is left out",
+}
+
+
+def _texts(event: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in event.items()}
 
 
 def _begin(number: int, event: Mapping[str, Any]) -> AttemptRecord:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 _LONGEST_VALUE = 12
+# As long as that of 64 bits, it may be an identity, of which each digit counts.
+_LARGEST_INTEGER = 10**20
 
 
 def format_metrics(
@@ -64,9 +67,15 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_elapsed(seconds: float) -> str:
-    """Return a time as ``3:05`` or ``1:02:05``. Not collective."""
+    """Return a time as ``3:05``, ``1:02:05`` or, as Slurm does, ``2-01:02:05`` with days.
+
+    Not collective.
+    """
     minutes, seconds = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{seconds:02}"
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
@@ -97,7 +106,18 @@ def _join(shown: list[str], parts: list[str]) -> str:
 
 def format_value(value: Any, *, longest: int | None = None) -> str:
     """Return a value of a metric; of a text at most `longest` letters. Not collective."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
+    if isinstance(value, int) and abs(value) < _LARGEST_INTEGER:
+        return str(value)
+    if isinstance(value, (int, float)):
+        return format_number(value)
     text = str(value)
-    return text if isinstance(value, int) or longest is None else shorten(text, longest)
+    return text if longest is None else shorten(text, longest)
+
+
+def format_number(value: float) -> str:
+    """Return a number with six digits at most, also an integer of any size. Not collective."""
+    try:
+        return f"{value:.6g}"
+    except OverflowError:
+        # Python's integers have no largest one.
+        return f"{Decimal(value):.6g}"

@@ -123,6 +123,7 @@ def make_view(
     state: str,
     live: bool | None,
     waits: str = "",
+    unanswered: str = "",
     now: float,
 ) -> LiveView:
     """Return a run at one moment. Pure.
@@ -133,7 +134,7 @@ def make_view(
         What its directory holds.
     paths
         The directory.
-    state, live, waits
+    state, live, waits, unanswered
         As of `LiveView`.
     now
         Seconds since the epoch.
@@ -153,13 +154,14 @@ def make_view(
     ranks = files.live
     is_of_attempt = ranks is not None and ranks.attempt == status.attempt
     return LiveView(
-        name=status.name,
+        name=paths.root.name,
         path=paths.root,
         state=state,
         live=live,
         status=status,
         now=now,
         waits=waits,
+        unanswered=unanswered,
         reports=status.reports if last is None else last.number,
         reported_at=None if last is None else last.time,
         metrics=status.metrics if last is None else last.metrics,

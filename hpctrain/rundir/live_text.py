@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpctrain.host_list import compress_hosts
-from hpctrain.metric_names import find_score
+from hpctrain.metric_names import find_float
 from hpctrain.rundir.chart import draw_chart
 from hpctrain.rundir.display import (
     flatten,
     format_elapsed,
     format_metrics,
+    format_number,
     format_size,
     one_line,
     shorten,
@@ -20,6 +21,8 @@ from hpctrain.rundir.display import (
 from hpctrain.rundir.live import NodeUse
 from hpctrain.rundir.live_view import LiveView
 from hpctrain.rundir.speed import Goal
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
 
 _KEY_WIDTH = 12
 _CHART_HEIGHT = 5
@@ -33,6 +36,19 @@ _IDLE_S = 10
 RANK_COLUMNS = "  RANK  NODE              PHASE         REPORT    IDLE    CPU    MEM    GPU"
 """The header of the lines of `rank_line`."""
 _COUNTS = ("epoch", "step", "iteration", "samples", "tokens", "images", "lr", "time")
+
+
+def describe_begin(status: RunStatus) -> str:
+    """Return what the time of its ``started_at`` is; empty if that is not known.
+
+    Not collective. As long as no executor has begun, it is when the job was submitted; of a job
+    that follows another one, the executor of that one began then, or this job was submitted.
+    """
+    if not status.started_at:
+        return ""
+    if status.state not in (RunState.SUBMITTING, RunState.SUBMITTED):
+        return "started"
+    return "" if status.attempt else "submitted"
 
 
 def live_rows(view: LiveView) -> list[tuple[str, str]]:
@@ -103,6 +119,8 @@ def page_rows(view: LiveView) -> list[tuple[str, str]]:
         rows.append(("job", status.job_id))
     if view.waits:
         rows.append(("queue", view.waits))
+    elif view.unanswered:
+        rows.append(("queue", view.unanswered))
     if status.attempt:
         nodes = f" on {compress_hosts(status.nodes)}" if status.nodes else ""
         many = "rank" if status.world_size == 1 else "ranks"
@@ -120,8 +138,8 @@ def page_rows(view: LiveView) -> list[tuple[str, str]]:
         rows.append(("stalled", status.stalled))
     if view.metrics:
         rows.append(("metrics", format_metrics(view.metrics, most=8)))
-    if status.started_at:
-        rows.append(("started", _ago(view, status.started_at)))
+    if started := describe_begin(status):
+        rows.append((started, _ago(view, status.started_at)))
     if status.ended_at is not None:
         rows.append(("ended", _ago(view, status.ended_at)))
     if status.error is not None:
@@ -178,7 +196,7 @@ def curve_lines(view: LiveView, *, width: int, height: int = _CHART_HEIGHT) -> l
     points = [
         (float(report.number), value)
         for report in view.history
-        if (value := find_score(report.metrics, name)) is not None
+        if (value := find_float(report.metrics, name)) is not None
     ]
     chart = draw_chart(points, width=width, height=height)
     if not chart or len(points) < 2:
@@ -321,7 +339,8 @@ def _short(number: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:.6g}"
+    is_whole = abs(value) < 1e15 and value == int(value)
+    return f"{value:.0f}" if is_whole else format_number(value)
 
 
 def _is_number(value: Any) -> bool:

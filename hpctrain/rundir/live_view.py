@@ -48,6 +48,8 @@ class LiveView:
     """When it was read."""
     waits: str = ""
     """Why its job waits, as far as Slurm says so."""
+    unanswered: str = ""
+    """What is not known of its job, and why: Slurm did not answer."""
     reports: int = 0
     """Number of the last report."""
     reported_at: float | None = None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.metric_names import COUNTED, find_score
+from hpctrain.metric_names import COUNTED, find_float
 from hpctrain.rundir.display import flatten
 
 _WINDOW_S = 60.0
@@ -74,7 +74,7 @@ def measure_speed(reports: Sequence[Report]) -> Speed:
         last = name.rpartition("/")[2].lower() if not name.lower().endswith("/s") else name.lower()
         for unit in _UNITS:
             if any(last.endswith(f"{unit}{ending}") for ending in _RATE_ENDINGS):
-                value = find_score(reports[-1].metrics, name)
+                value = find_float(reports[-1].metrics, name)
                 if value is not None and value >= 0:
                     return Speed(reports=rate, samples=value, unit=unit)
     for name, _ in flatten(reports[-1].metrics):
@@ -150,8 +150,8 @@ def _measure_goal(name: str, target: float, reports: Sequence[Report]) -> Goal:
 
 
 def _series(reports: Sequence[Report], name: str) -> list[tuple[float, float]]:
-    found = ((report.time, find_score(report.metrics, name)) for report in reports)
-    return [(time, float(value)) for time, value in found if value is not None]
+    found = ((report.time, find_float(report.metrics, name)) for report in reports)
+    return [(time, value) for time, value in found if value is not None]
 
 
 def _slope(series: Sequence[tuple[float, float]]) -> float | None:

@@ -205,3 +205,24 @@ def test_a_checkpoint_is_shown_once_it_is_complete_and_never_an_older_one(paths:
     write_status(paths, make_status(state=RunState.FINISHED, checkpoint="000007"))
     follower.step(final=True)
     assert out.getvalue().splitlines()[-2:] == ["checkpoint 000007", "hpctrain: r finished"]
+
+
+@pytest.mark.parametrize("of_another_process", [True, False])
+def test_a_slow_node_is_shown_by_who_follows_another_process(
+    paths: RunPaths, of_another_process: bool
+) -> None:
+    out = io.StringIO()
+    follower = Follower(paths, out=out, from_start=of_another_process)
+    events: list[dict[str, Any]] = [
+        {"event": "node-slow", "factor": 2.5, "since_step": 9, "reason": "its CPUs are busy"},
+        {"event": "node-slow-over", "step": 40},
+    ]
+    with open(paths.ledger, "a") as ledger:
+        for event in events:
+            ledger.write(json.dumps({"time": 1.0, "attempt": 1, "node": "n1", **event}) + "\n")
+    follower.step()
+    said = [line for line in out.getvalue().splitlines() if "slow" in line]
+    slow = "node n1 is slow since step 9: steps take 2.5 times as long: its CPUs are busy"
+    expected = [slow, "node n1 is no longer slow, as of step 40"]
+    # The executor of a run here has logged it.
+    assert said == ([f"hpctrain: {paths.root.name}: {e}" for e in expected] * of_another_process)

@@ -171,3 +171,22 @@ def test_a_run_whose_status_is_damaged_still_has_a_history(done: Any, tmp_path: 
     said = done("history", str(tmp_path / "fine"))
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("fine: finished, 1 attempt, 0 restarts\n")
+
+
+def test_an_attempt_without_an_end_says_what_is_known_of_it(utc: None) -> None:
+    def last(*events: Any, ago: float = 0.0, **status: Any) -> str:
+        now = BEGAN + 90200 + ago
+        shown = render_history("r", events, STATUS.with_changes(**status), now=now, width=300)
+        return shown.partition("    ended     ")[2].partition("\n")[0]
+
+    first, second = started(1, 60, "17", None, 0), started(3, 90100, "18", "000020", 20)
+    assert last(first, second) == (
+        "unknown: its executor was killed before it could write why, or could not"
+    )
+    assert last(second, ago=5) == "", "it runs"
+    assert last(second, ago=125) == (
+        "none is recorded, and nothing was written for 2:05: if its executor was killed, hpctrain "
+        "status says so"
+    )
+    assert last(second, state=RunState.FAILED).startswith("unknown: its executor was killed")
+    assert last(second, ended(3, 90150, "rank 1 failed", 20, "000020")) == "rank 1 failed"

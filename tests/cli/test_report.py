@@ -150,6 +150,10 @@ def test_the_summary_fits_the_terminal(width: int, golden: Any) -> None:
             is_over=False,
             until=NOW - 7500,
             efficiency=Efficiency(shares=(unknown,)),
+            slow_nodes=(
+                "attempt 1: node node7 is slow since step 120: steps take 2.5 times as long; "
+                "no longer as of step 300",
+            ),
             damage=("/scratch/runs/elastic/metrics.jsonl: 2 lines are damaged, and left out.",),
         ),
         RunFacts(name="new", path="/scratch/runs/new", state="prepared", is_over=False),
@@ -157,3 +161,24 @@ def test_the_summary_fits_the_terminal(width: int, golden: Any) -> None:
     shown = render(runs, Path("llama-70b-report.html"), width=width, now=NOW)
     assert max(map(len, shown.splitlines())) <= width
     golden(f"report-{width}.txt", f"{shown}\n")
+
+
+def test_a_node_that_was_slow_is_in_report_and_why(done: Any, tmp_path: Path) -> None:
+    run = tmp_path / "slow"
+    shutil.copytree(done.run_dir("fine"), run)
+    event = {"event": "node-slow", "time": 1.0, "attempt": 1, "node": "node7", "factor": 2.5}
+    with open(run / "ledger.jsonl", "a") as ledger:
+        ledger.write(json.dumps({**event, "since_step": 9, "reason": "a <busy> CPU"}) + "\n")
+    slow = "node node7 is slow since step 9: steps take 2.5 times as long: a <busy> CPU"
+    page = tmp_path / "page.html"
+    told = done("report", str(run), "--output", str(page))
+    assert f"  slow        attempt 1: {slow}" in " ".join(told.stdout.split()).replace(
+        " slow attempt", "  slow        attempt"
+    )
+    assert "2.5 times as long: a &lt;busy&gt; CPU" in page.read_text()
+    found = json.loads(done("report", str(run), "--json").stdout)
+    assert found["runs"][0]["slow_nodes"] == [f"attempt 1: {slow}"]
+    assert slow in " ".join(done("why", str(run)).stdout.split())
+    assert json.loads(done("why", str(run), "--json").stdout)["slow_nodes"] == [
+        f"attempt 1: {slow}"
+    ]

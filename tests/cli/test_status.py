@@ -3,14 +3,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hpctrain.cli.run_view import RunView
+from hpctrain.cli.status import render_view
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
+from tests.cli.conftest import HPCTRAIN
 
 
 def test_a_finished_run_shows_its_progress_and_no_next_step(done: Any) -> None:
@@ -83,7 +92,58 @@ def test_a_run_that_this_user_may_not_see_is_not_said_to_be_none() -> None:
             argv = [sys.executable, "-c", code, *words]
             done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
             assert f"{run} may be a run, but user 12345 may not look into it" in done.stderr
+            assert "it belongs to root (user 0), and has mode 0700. Its owner can" in done.stderr
             assert "chmod -R g+rX" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize(
+    "verb", [["list"], ["top", "--once", "--storage"], ["sync", "--all", "--storage"]]
+)
+def test_a_run_that_this_user_may_not_see_is_named_where_runs_are_listed(verb: list[str]) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        for name, mode in (("shut", 0o700), ("open", 0o755)):
+            run = Path(folder) / "runs" / name
+            run.mkdir(parents=True, mode=mode)
+            (run / "plan.json").write_text("{}")
+        words = [*verb, f"{folder}/runs"]
+        argv = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", *HPCTRAIN, *words]
+        done = subprocess.run(argv, cwd="/", capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert f"warning: {folder}/runs/shut may be a run, but user 12345 may not" in done.stderr
+        assert "belongs to root (user 0), and has mode 0700." in done.stderr
+        assert "open" in done.stdout
+
+
+def test_of_a_job_that_waits_the_time_is_that_of_its_submission() -> None:
+    begun = time.time() - 9 * 86400
+    status = RunStatus(
+        name="r", state=RunState.SUBMITTED, launcher="slurm", job_id="7", started_at=begun
+    )
+    view = RunView(name="r", path=Path("/runs/r"), state="submitted", live=True, status=status)
+    assert "\n  submitted   9 days ago" in render_view(view)
+    assert "started" not in render_view(view)
+    assert view.to_json()["started_at"] is None
+    running = replace(view, status=status.with_changes(state=RunState.RUNNING, attempt=1))
+    assert "\n  started     9 days ago" in render_view(running)
+    assert running.to_json()["started_at"] == begun
+
+
+def test_a_run_that_was_copied_has_the_name_of_its_directory(done: Any, tmp_path: Path) -> None:
+    for name in ("fine", "copy"):
+        shutil.copytree(done.run_dir("fine"), tmp_path / "hpctrain_runs" / name)
+    shown = done("status", str(tmp_path / "hpctrain_runs" / "copy")).stdout
+    assert shown.startswith("copy: finished\n")
+    assert "\n  recorded    as fine: its directory has been copied or moved\n" in shown
+    listed = done("list", str(tmp_path / "hpctrain_runs")).stdout.splitlines()
+    assert sorted(line.split("  ")[0] for line in listed[1:]) == ["copy (of fine)", "fine"]
+    found = json.loads(done("list", "--json", str(tmp_path / "hpctrain_runs")).stdout)
+    names = {run["name"]: run["recorded_name"] for run in found}
+    assert names == {"copy": "fine", "fine": None}
+    assert done("top", "--once", str(tmp_path / "hpctrain_runs" / "copy")).stdout.startswith(
+        "copy:"
+    )
 
 
 def test_a_run_whose_executor_was_killed_is_lost_not_running(workplace: Any) -> None:

@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from hpctrain.cli.json_output import schema
+from hpctrain.cli.list_runs import _rows
 from hpctrain.cli.run_view import RunView
 from hpctrain.cli.status import render_view
 from hpctrain.cli.top import table_lines
 from hpctrain.rundir.live_text import choose_curve, render_page
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.speed import Report, measure_goals, measure_speed
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 from tests.cli.live_views import NOW, large_view, small_view, some_views
 from tests.cli.test_json_output import check
 from tests.terminal import press
@@ -230,3 +234,59 @@ def test_a_run_that_has_not_begun_is_shown(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "plan.json").write_text("{}")
     assert run_top(tmp_path, "new", code=0) == f"new: prepared\n  path        {tmp_path}/new\n"
+
+
+def test_a_metric_without_end_is_shown_in_six_digits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW)
+    reports = [
+        Report(number=n, time=NOW - 100 + n, metrics={"loss": n * 10**399, "samples": 10**399 * n})
+        for n in range(1, 40)
+    ]
+    view = large_view(
+        8,
+        metrics=reports[-1].metrics,
+        history=tuple(reports),
+        goals=tuple(measure_goals({"loss": 3.0}, reports)),
+        speed=measure_speed(reports),
+    )
+    for width in WIDTHS:
+        lines = render_page(view, width=width)
+        assert max(map(len, lines)) <= width
+        assert "loss=3.90000e+400" in "\n".join(lines)
+    run = RunView(
+        name=view.name,
+        path=view.path,
+        state="running",
+        live=True,
+        status=view.status,
+        metrics=view.metrics,
+    )
+    assert max(map(len, render_view(run, view).splitlines())) < 300
+    (row, *_) = _rows([run])
+    assert row[-1] == "loss=3.90000e+400  samples=3.90000e+400"
+
+
+@pytest.mark.parametrize("words", [["top", "waits"], ["top"], ["list"]])
+def test_a_job_that_waits_is_not_said_to_if_slurm_does_not_answer(
+    tmp_path: Path, words: list[str]
+) -> None:
+    paths = RunPaths(tmp_path / "hpctrain_runs" / "waits")
+    paths.root.mkdir(parents=True)
+    (paths.plan).write_text("{}")
+    status = RunStatus(name="waits", state=RunState.SUBMITTED, launcher="slurm", job_id="7")
+    write_status(paths, status.placed_in(paths.root))
+    done = subprocess.run(
+        [*HPCTRAIN, *words],
+        cwd=tmp_path,
+        # Without squeue.
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert "Slurm did not answer, so it is unknown whether" in " ".join(said.split())
+    assert "waits" in done.stdout

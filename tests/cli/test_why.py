@@ -67,6 +67,10 @@ _FAILED = RunView(
         error="rank 3 on node7 failed: ValueError: the loss is\nnot finite",
     ),
     next_step="python train.py   resumes from 000120",
+    slow_nodes=(
+        "attempt 1: node node7 is slow since step 120: steps take 2.5 times as long: its CPUs "
+        "are busy with processes of others; it is kept: there is no other node",
+    ),
 )
 CASES: dict[str, tuple[Explanation | None, RunView | None]] = {
     "never": (_TOO_LONG, None),

@@ -206,3 +206,21 @@ def test_metrics_that_are_nested_without_an_end_are_no_reason_to_fail(copy: RunP
     with copy.metrics.open("a") as file:
         file.write(f'{{"report":21,"attempt":2,"time":1.8e9,"checkpoint":null,"metrics":{deep}}}\n')
     assert_shown(read_facts(copy))
+
+
+def test_an_attempt_whose_executor_was_killed_has_an_unknown_end(copy: RunPaths) -> None:
+    events = [json.loads(line) for line in copy.ledger.read_text().splitlines()]
+    status = json.loads(copy.status.read_text())
+
+    def page(*, without: int, state: str) -> str:
+        kept = [e for e in events if (e["event"], e.get("attempt")) != ("attempt-ended", without)]
+        copy.ledger.write_text("".join(f"{json.dumps(e)}\n" for e in kept))
+        # With another path it is that of a copy, which nothing runs.
+        copy.status.write_text(json.dumps({**status, "state": state, "path": ""}))
+        return render_page([read_facts(copy)], differences={}, now=0)
+
+    killed = "unknown: its executor was killed before it could write why, or could not"
+    assert killed in page(without=1, state="finished"), "the next executor could not write so"
+    assert killed in page(without=2, state="stopped")
+    shown = page(without=2, state="running")
+    assert "none is recorded: it runs, or its executor was killed after <time" in shown

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hpctrain.rundir.announcement import announce, announcements
+from hpctrain.rundir.attempts import describe_event, name_slow_nodes
 
 
 def restart(**details: Any) -> dict[str, Any]:
@@ -61,3 +62,35 @@ def test_what_was_before_a_persons_fit_is_not_said_again() -> None:
         restart(what="second"),
     ]
     assert [said.partition(";")[0] for said in announcements(events)] == ["first", "second"]
+
+
+SLOW = {
+    "event": "node-slow",
+    "time": 1.0,
+    "attempt": 1,
+    "node": "node7",
+    "ranks": [3],
+    "factor": 2.5,
+    "since_step": 120,
+    "step": 160,
+    "reason": "its CPUs run at 40 % of their clock",
+}
+
+
+def test_a_node_that_was_slow_is_named_with_the_reason_and_what_became_of_it() -> None:
+    slow = "node node7 is slow since step 120: steps take 2.5 times as long"
+    why = "its CPUs run at 40 % of their clock"
+    assert describe_event(SLOW) == f"{slow}: {why}"
+    assert describe_event({**SLOW, "reason": ""}) == slow
+    assert name_slow_nodes([SLOW]) == [f"attempt 1: {slow}: {why}"]
+    ends: dict[str, tuple[dict[str, Any], str]] = {
+        "node-slow-over": ({"step": 300}, "; no longer as of step 300"),
+        "node-kept": ({"reason": "there is no other"}, "; it is kept: there is no other"),
+        "node-left-out": ({"reason": "it is slow"}, "; it is left out"),
+    }
+    for event, (fields, expected) in ends.items():
+        end = {"event": event, "time": 2.0, "node": "node7", **fields}
+        assert name_slow_nodes([SLOW, end]) == [f"attempt 1: {slow}: {why}{expected}"]
+        assert name_slow_nodes([end]) == [], "it was not named"
+    assert name_slow_nodes([SLOW, {"event": "fit", "time": 3.0}]) == []
+    assert name_slow_nodes([SLOW, {"event": "fit", "time": 3.0, "continues": True}]) != []
