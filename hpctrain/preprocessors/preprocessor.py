@@ -148,8 +148,8 @@ class Preprocessor:
         """
         if not all(hasattr(comm, name) for name in ("size", "rank", "allreduce")):
             raise ConfigError(
-                f"fit_shard(..., comm={shown(comm)}) is not a communicator. Give that of the "
-                f"ranks, hpctrain.train.get_context().get_comm(), or call fit() in one process."
+                f"fit_shard(..., comm={shown(comm)}) is not a communicator. Give that of "
+                f"the ranks, such as mpi4py.MPI.COMM_WORLD, or call fit() in one process."
             )
         if self._learns_from_whole():
             if comm.size > 1:

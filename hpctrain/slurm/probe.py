@@ -186,7 +186,18 @@ def offered_pmi_types() -> frozenset[str]:
 def explain_refusal(said: str, scaling: ScalingConfig) -> str:
     """Return what sbatch's refusal means, and what to do. Pure; not collective."""
     slurm = scaling.slurm
+    gpus = (
+        "use_gpu=True: 'sinfo --format=\"%P %G\"' lists which partitions have GPUs, as GRES; name "
+        "one with SlurmConfig(partition=...), or set use_gpu=False"
+    )
     hints = (
+        (
+            r"(?i)generic resource|\bgres\b|trackable resource",
+            f"{gpus}. Where the nodes have them, gpu_request={slurm.gpu_request!r} may be no option "
+            f"of this Slurm: try 'gres'"
+            if scaling.use_gpu
+            else "the GRES that sbatch_args ask for: 'sinfo -o %G' lists what nodes have",
+        ),
         (
             r"[Ii]nvalid account|account/partition",
             f"account={slurm.account!r}, partition="
@@ -202,7 +213,8 @@ def explain_refusal(said: str, scaling: ScalingConfig) -> str:
         (r"reservation", f"reservation={slurm.reservation!r}: 'scontrol show reservation'"),
         (
             r"Requested node configuration|more processors|too many|not available",
-            "no node of the partition ever has this much: ask for less of CPUs, GPUs or memory",
+            "no node of the partition ever has this much: ask for less of CPUs, GPUs or memory"
+            + (f"; {gpus}" if scaling.use_gpu else ""),
         ),
     )
     hint = next((text for pattern, text in hints if re.search(pattern, said)), None)

@@ -304,3 +304,18 @@ def test_outside_of_an_allocation_there_is_no_shape(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(probe.environ, "variable", lambda _: None)
     with pytest.raises(LaunchError, match="needs a Slurm allocation, and SLURM_JOB_NODELIST is"):
         allocation_nodes(with_gpus=False)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification",
+        "sbatch: error: Invalid Trackable RESource (TRES) specification",
+        "sbatch: error: Requested node configuration is not available",
+    ],
+)
+def test_a_refusal_of_gpus_names_what_asks_for_them_and_who_has_some(said: str):
+    message = explain_refusal(said, ScalingConfig(use_gpu=True))
+    for named in ("use_gpu=True: 'sinfo", "%P %G", "GRES", "partition=...", "use_gpu=False"):
+        assert named in message
+    assert "use_gpu" not in explain_refusal(said, ScalingConfig())
