@@ -31,9 +31,10 @@ PART_BYTES = 256 * 2**20
 """Bytes of an ``.npz`` file, which is written in one call."""
 
 
-def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: str) -> Path:
+def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: str | None) -> Path:
     """Write one Parquet file. Not collective."""
-    check_text("compression", compression)
+    if compression is not None:
+        check_text("compression", compression)
     parquet = require("pyarrow.parquet", to="to write Parquet files")
     schema = dataset.schema()
     if hollow := [name for name, column in schema.items() if 0 in column.shape]:
@@ -53,7 +54,7 @@ def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: 
     return Path(path)
 
 
-def _parquet_writer(parquet: Any, path: Path, schema: Any, compression: str) -> Any:
+def _parquet_writer(parquet: Any, path: Path, schema: Any, compression: str | None) -> Any:
     try:
         return parquet.ParquetWriter(path, schema, compression=compression)
     except OSError:

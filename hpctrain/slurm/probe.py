@@ -193,8 +193,8 @@ def explain_refusal(said: str, scaling: ScalingConfig) -> str:
     hints = (
         (
             r"(?i)generic resource|\bgres\b|trackable resource",
-            f"{gpus}. Where the nodes have them, gpu_request={slurm.gpu_request!r} may be no option "
-            f"of this Slurm: try 'gres'"
+            f"{gpus}. Where nodes have them, gpu_request={slurm.gpu_request!r} may be no option of "
+            f"this Slurm: try 'gres'"
             if scaling.use_gpu
             else "the GRES that sbatch_args ask for: 'sinfo -o %G' lists what nodes have",
         ),

@@ -249,6 +249,10 @@ CANNOT_START = {
         "cannot import hpctrain (ModuleNotFoundError: No module named 'hpctrain'). Install it in "
         "the image: /opt/bare -m pip install 'hpctrain==",
     ),
+    "no-python": (
+        {"python": "/usr/bin/true"},
+        "starts with apptainer, but /usr/bin/true in it does not answer as a Python does on 2 of 2",
+    ),
     "no-pyxis": ({"runtime": "pyxis"}, "This srun has no Pyxis"),
 }
 

@@ -52,33 +52,17 @@ class Call:
                 f"fn={function!r} is a class whose objects cannot be called. Define __call__(self, "
                 f"batch), or give a function."
             )
-        for name, given in (("fn_args", args), ("fn_constructor_args", constructor_args)):
-            if given is not None and (isinstance(given, str) or items_of(given) is None):
-                raise ConfigError(
-                    f"{name}={shown(given)} is not a list of arguments. Give one, such as [1, 2]."
-                )
-        for name, keywords in (
-            ("fn_kwargs", kwargs),
-            ("fn_constructor_kwargs", constructor_kwargs),
-        ):
-            if keywords is not None and not all(
-                isinstance(key, str) for key in mapping(name, keywords, example="{'scale': 2}")
-            ):
-                raise ConfigError(
-                    f"{name}={shown(keywords)} has a key that is not the name of an argument. "
-                    f"Give names, such as {{'scale': 2}}."
-                )
-        if (constructor_args or constructor_kwargs) and not isinstance(function, type):
+        to_construct = (
+            _positional("fn_constructor_args", constructor_args),
+            _by_name("fn_constructor_kwargs", constructor_kwargs),
+        )
+        if any(to_construct) and not isinstance(function, type):
             raise ConfigError(
                 f"fn_constructor_args and fn_constructor_kwargs are for a class, but "
                 f"fn={function!r} is not one. Use fn_args and fn_kwargs for a function."
             )
         return Call(
-            function,
-            tuple(args or ()),
-            dict(kwargs or {}),
-            tuple(constructor_args or ()),
-            dict(constructor_kwargs or {}),
+            function, _positional("fn_args", args), _by_name("fn_kwargs", kwargs), *to_construct
         )
 
     @property
@@ -113,3 +97,26 @@ class Call:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the instance: each process constructs its own."""
         return {name: value for name, value in vars(self).items() if name != "_constructed"}
+
+
+def _positional(name: str, given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    values = None if isinstance(given, str) else items_of(given)
+    if values is None:
+        raise ConfigError(
+            f"{name}={shown(given)} is not a list of arguments. Give one, such as [1, 2]."
+        )
+    return tuple(values)
+
+
+def _by_name(name: str, given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    values = mapping(name, given, example="{'scale': 2}")
+    if not all(isinstance(key, str) for key in values):
+        raise ConfigError(
+            f"{name}={shown(given)} has a key that is not the name of an argument. Give names, "
+            f"such as {{'scale': 2}}."
+        )
+    return values

@@ -308,3 +308,8 @@ def test_images_of_unlike_size_are_objects_and_of_one_size_an_array(tmp_path: Pa
     (tmp_path / "2.png").write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"2.png is not an image"):
         read_images(tmp_path)
+
+
+def test_further_arguments_may_be_of_any_iterable(rows: Dataset):
+    given = rows.map(lambda row, *more: {"y": sum(more, row["x"])}, fn_args=iter([10, 100]))
+    assert given.take(2) == [{"y": 110}, {"y": 111}]
