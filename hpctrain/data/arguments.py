@@ -6,7 +6,7 @@ rule and an example.
 
 from __future__ import annotations
 
-import sys
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
@@ -96,9 +96,11 @@ def is_real(value: Any) -> bool:
     """Return whether a value is a finite number of Python or NumPy, and no bool. Not collective."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    # An integer that float64 cannot hold has no finite float.
-    size: Any = abs(value)
-    return bool(size <= sys.float_info.max)
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # An integer of hundreds of digits.
+        return False
 
 
 def shuffle_buffer(rows: Any) -> int | None:

@@ -28,7 +28,7 @@ _KEY_WIDTH = 12
 _CHART_HEIGHT = 5
 _LONGEST_ROW = 1000
 # Of the others the middle is left out.
-_SENTENCES = ("queue", "nodes", "slowest", "restarted", "stalled", "error", "damaged")
+_SENTENCES = ("queue", "nodes", "slowest", "restarted", "stalled", "slow", "error", "damaged")
 _MOST_LINES = 3
 _SILENCE_S = 10
 _IDLE_S = 10
@@ -136,6 +136,8 @@ def page_rows(view: LiveView) -> list[tuple[str, str]]:
         rows.append(("restarted", status.last_restart))
     if status.stalled:
         rows.append(("stalled", status.stalled))
+    if status.slow:
+        rows.append(("slow", status.slow))
     if view.metrics:
         rows.append(("metrics", format_metrics(view.metrics, most=8)))
     if started := describe_begin(status):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,13 @@ def test_a_run_that_has_not_begun_is_shown(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "plan.json").write_text("{}")
     assert run_top(tmp_path, "new", code=0) == f"new: prepared\n  path        {tmp_path}/new\n"
+
+
+def test_the_page_names_nodes_that_are_slow() -> None:
+    slow = "rank 3 on n7 makes every step 2.5 times as long, since step 9 of the attempt: it is hot"
+    view = large_view(8)
+    view = replace(view, status=view.status.with_changes(slow=slow))
+    assert f"  slow        {slow}" in render_page(view, width=200)
 
 
 def test_a_metric_without_end_is_shown_in_six_digits(

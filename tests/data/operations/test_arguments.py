@@ -313,3 +313,13 @@ def test_images_of_unlike_size_are_objects_and_of_one_size_an_array(tmp_path: Pa
 def test_further_arguments_may_be_of_any_iterable(rows: Dataset):
     given = rows.map(lambda row, *more: {"y": sum(more, row["x"])}, fn_args=iter([10, 100]))
     assert given.take(2) == [{"y": 110}, {"y": 111}]
+
+
+def test_numbers_and_lists_of_numpy_are_taken_as_those_of_python(rows: Dataset):
+    assert rows.random_sample(np.float32(1), seed=np.int64(3)).count() == 6
+    assert [part.count() for part in rows.train_test_split(np.float32(0.5))] == [3, 3]
+    assert [part.count() for part in rows.split_at_indices(np.array([1, 4]))] == [1, 3, 2]
+    assert [part.count() for part in rows.split_proportionately(np.array([0.5]))] == [3, 3]
+    shard = rows.shard(rank=np.int64(1), world_size=np.int64(2))
+    assert [len(b["x"]) for b in shard.iter_batches(batch_size=2, shuffle=True)] == [2, 1]
+    assert rows.select_columns(np.array(["x"])).columns() == ["x"]
