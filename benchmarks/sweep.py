@@ -2,15 +2,30 @@
 
 ``python benchmarks/sweep.py 200 --ray PYTHON``: the second is a Python that has Ray, of an
 environment of its own.
+
+``python benchmarks/sweep.py 64 --nodes 4``: a sweep of trials of 2 to 20 seconds on so many virtual
+nodes. How much of the slots was taken while trials waited, and how much by ranks that trained; and
+the seconds from the end of a trial to the first step of the next one in its slot, against those of
+a run that begins in an empty allocation.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
+
+_CPUS_PER_NODE = 4
 
 _OURS = """
 import sys
@@ -45,6 +60,32 @@ if __name__ == "__main__":
     assert len(results) == int(sys.argv[1]) and not results.errors
 """
 
+_ON_NODES = """
+import sys
+import time
+import hpctrain
+from hpctrain import DataParallelTrainer, RunConfig, tune
+def train(config):
+    hpctrain.report({"step": 0})
+    time.sleep(config["seconds"])
+    hpctrain.report({"step": 1})
+if __name__ == "__main__":
+    trials, storage, shortest, longest = int(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
+    alone = RunConfig(storage_path=storage, name="alone", verbose=0)
+    begun = time.time()
+    result = DataParallelTrainer(
+        train, train_loop_config={"seconds": 0.0}, run_config=alone
+    ).fit()
+    print(begun)
+    results = tune.Tuner(
+        train,
+        param_space={"seconds": tune.uniform(shortest, longest)},
+        tune_config=tune.TuneConfig(num_samples=trials, seed=0),
+        run_config=RunConfig(storage_path=storage, name="sweep", verbose=0),
+    ).fit()
+    assert len(results) == trials and not results.errors
+"""
+
 
 def measure(python: str, script: str, trials: int) -> float:
     """Return the seconds of a sweep, from a cold process to its end."""
@@ -62,12 +103,73 @@ def measure(python: str, script: str, trials: int) -> float:
         return time.perf_counter() - begun
 
 
+def measure_on_nodes(trials: int, num_nodes: int, seconds: tuple[float, float]) -> None:
+    """Print how busy the slots of virtual nodes are, and how soon a slot is used again."""
+    spec = ClusterSpec(num_nodes=num_nodes, cpus_per_node=_CPUS_PER_NODE, mode=best_mode())
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        script = Path(place, "script.py")
+        script.write_text(_ON_NODES, encoding="utf-8")
+        with VirtualCluster.start(spec, state_dir=Path(place, "c")) as cluster:
+            done = subprocess.run(
+                [
+                    *("salloc", "--quiet", f"--nodes={num_nodes}"),
+                    f"--ntasks-per-node={_CPUS_PER_NODE}",
+                    *(sys.executable, str(script), str(trials), f"{place}/runs"),
+                    *map(str, seconds),
+                ],
+                env={**os.environ, **cluster.environ, "HPCTRAIN_LAUNCHER": ""},
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=3600,
+            )
+        runs = Path(place, "runs")
+        cold = _first_step(runs / "alone") - float(done.stdout)
+        _print_use(list(_read(runs / "sweep" / "tune.jsonl")), runs / "sweep", cold)
+
+
+def _print_use(events: list[Mapping[str, Any]], sweep: Path, cold_s: float) -> None:
+    begun = {e["trial"]: e for e in events if e["event"] == "trial-started"}
+    ended = {e["trial"]: e["time"] for e in events if e["event"] == "trial-ended"}
+    first = {name: _first_step(sweep / name) for name in begun}
+    slots = _CPUS_PER_NODE * len({node for event in begun.values() for node in event["nodes"]})
+    start, last = min(e["time"] for e in begun.values()), max(e["time"] for e in begun.values())
+    for what, of in (("taken", {n: e["time"] for n, e in begun.items()}), ("training", first)):
+        busy = sum(max(0.0, min(ended[name], last) - of[name]) for name in begun)
+        share = busy / (slots * (last - start))
+        print(f"{len(begun)} trials: {what:<8} {share:5.2f} of {slots} slots")
+    gaps, reuse = [], []
+    for name, event in begun.items():
+        before = [t for t in ended.values() if t <= event["time"]]
+        if before:
+            gaps.append(event["time"] - max(before))
+            reuse.append(first[name] - max(before))
+    if reuse:
+        print(f"end of a trial to the start of the next   {statistics.median(gaps):5.2f} s")
+        print(f"end of a trial to the next one's step     {statistics.median(reuse):5.2f} s")
+    print(f"fit() to the first step, alone            {cold_s:5.2f} s", flush=True)
+
+
+def _first_step(run: Path) -> float:
+    return float(next(_read(run / "metrics.jsonl"))["time"])
+
+
+def _read(path: Path) -> Iterator[Mapping[str, Any]]:
+    with open(path, encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
 def main() -> None:
     """Print the seconds of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trials", type=int, nargs="?", default=200)
     parser.add_argument("--ray", help="a Python that has Ray")
+    parser.add_argument("--nodes", type=int, help="virtual nodes for a sweep in an allocation")
+    parser.add_argument("--seconds", type=float, nargs=2, default=(2.0, 20.0), help="of a trial")
     arguments = parser.parse_args()
+    if arguments.nodes:
+        measure_on_nodes(arguments.trials, arguments.nodes, tuple(arguments.seconds))
+        return
     arms = {"hpctrain": (sys.executable, _OURS)}
     if arguments.ray:
         arms["Ray Tune"] = (arguments.ray, _RAYS)

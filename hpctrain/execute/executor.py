@@ -93,11 +93,14 @@ class Executor:
             paths,
             node_timeout_s=run_config.failure_config.node_timeout_s,
             survives_loss=plan.job_nodes.survives_loss,
+            owns_job=not plan.is_slice,
             mpiexec=mpiexec,
         )
         job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
         leaves_out = job_id is not None and plan.job_nodes.survives_loss
-        source: NodeSource | None = None if job_id is None else SlurmNodes(job_id)
+        source: NodeSource | None = None
+        if job_id is not None:
+            source = SlurmNodes(job_id, only=plan.node_slots if plan.is_slice else ())
         if mpiexec is not None:
             source = HostNodes(tuple(plan.node_slots), mpiexec)
         self._node_pool = NodePool(
@@ -258,6 +261,9 @@ class Executor:
     def _other_mpi(self) -> str:
         if self._container is not None and self._container.is_entered_by_srun:
             return self._plan.mpi
+        if self._plan.is_slice and self._plan.placement.gpus_per_task:
+            # The srun of an mpiexec would give it the GPUs of other runs.
+            return self._plan.mpi
         return other_mpi(self._plan.mpi, tried=self._mpi)
 
     def _explain_wrong_pmi(self) -> str:
@@ -289,6 +295,7 @@ class Executor:
             agents=self._agents,
             mpi=self._mpi,
             srun_args=self._plan.srun_args,
+            is_slice=self._plan.is_slice,
             container=self._container,
             environment=self._plan.environment,
             path=self._paths.root,

@@ -35,6 +35,8 @@ class NodeAgents:
         Seconds after which a silent node is given up.
     survives_loss
         Whether the run goes on in its job when a node is lost.
+    owns_job
+        Whether the job is this run's alone, so that agents may end it when the executor is lost.
     mpiexec
         What starts them on the hosts of a hostfile; None is Slurm's srun.
     """
@@ -45,12 +47,14 @@ class NodeAgents:
         *,
         node_timeout_s: float = AGENT_SILENCE_S,
         survives_loss: bool = False,
+        owns_job: bool = True,
         mpiexec: StepLauncher | None = None,
     ) -> None:
         self.mpiexec = mpiexec
         """What starts agents, and ranks too; None is Slurm's srun for the former."""
         self._paths = paths
         self._survives_loss = survives_loss
+        self._has_lease = (survives_loss and owns_job) or mpiexec is not None
         self._node_timeout_s = node_timeout_s
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
@@ -135,7 +139,7 @@ class NodeAgents:
             socket=self.socket,
             secret=str(self._secret_file),
             addresses=addresses,
-            lease_s=self._node_timeout_s if self._survives_loss or hosts else None,
+            lease_s=self._node_timeout_s if self._has_lease else None,
             hosts=hosts,
         )
         environment = environ.without_export_variables(environ.environment())

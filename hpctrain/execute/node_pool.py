@@ -63,6 +63,7 @@ class NodePool:
         if job_nodes.survives_loss or self._nodes.lost or self._suspects:
             living = self._ask_for_living(self._nodes)
         elif full.is_even or full.nodes:
+            self._used = set(full.nodes)
             return full, ()
         else:
             # What starts ranks need not share them out over nodes as it is planned.
@@ -98,7 +99,9 @@ class NodePool:
         if self._nodes is None:
             return {}
         self.watch(group)
-        if self._plan.job_nodes.survives_loss:
+        # A slice is given up with its node, and the job, which has others, goes on.
+        is_doubtful = self._plan.is_slice and bool(self._suspects or self._nodes.lost)
+        if self._plan.job_nodes.survives_loss or is_doubtful:
             with suppress(LaunchError):
                 self._ask_for_living(self._nodes)
             return {node: why for node, why in self._nodes.lost.items() if node in self._used}

@@ -31,7 +31,8 @@ from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
-from hpctrain.plan.argv import STEP_VARIABLES, worker_argv, worker_step_argv
+from hpctrain.plan.argv import GPU_VARIABLES, STEP_VARIABLES, worker_argv, worker_step_argv
+from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import make_directory, may_pass
 from hpctrain.rundir.paths import RunPaths
@@ -68,6 +69,8 @@ class WorkerGroup(CallsFunctions):
         As in `SlurmConfig`.
     srun_args
         Further options of the step.
+    is_slice
+        Whether ranks of other runs are on the same nodes of the allocation.
     container
         The container that ranks of an allocation run in; None for this process's own Python.
     environment
@@ -99,6 +102,7 @@ class WorkerGroup(CallsFunctions):
         agents: NodeAgents | None = None,
         mpi: str = "auto",
         srun_args: tuple[str, ...] = (),
+        is_slice: bool = False,
         container: RankContainer | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
@@ -116,6 +120,7 @@ class WorkerGroup(CallsFunctions):
         self._idle_nodes = tuple(idle_nodes)
         self._mpi = mpi
         self._srun_args = srun_args
+        self._is_slice = is_slice
         self._container = container
         self._environment = dict(environment or {})
         self._log_to_file = log_to_file
@@ -200,6 +205,7 @@ class WorkerGroup(CallsFunctions):
             else:
                 library = None if self._container is None else self._check(self._container)
                 launcher = self._agents.mpiexec or find_step_launcher(self._mpi, library=library)
+                self._refuse_shared_gpus(launcher)
                 self._start_step(launcher, self._agents.socket, local=False)
             assert self._step is not None
             rendezvous = Rendezvous(
@@ -414,6 +420,14 @@ class WorkerGroup(CallsFunctions):
         self._hub.listen_locally(name)
         self._start_step(launcher, name, local=True)
 
+    def _refuse_shared_gpus(self, launcher: StepLauncher) -> None:
+        if self._is_slice and self.placement.gpus_per_task and launcher.kind != "srun":
+            raise LaunchError(
+                f"{launcher.program} would give these ranks GPUs that other runs of the allocation "
+                f"have. Only srun keeps them apart: use an MPI library that speaks a PMI of "
+                f"srun --mpi=list, or SlurmConfig(mpi=...) with one of these."
+            )
+
     def _start_step(self, launcher: Any, name: str, *, local: bool) -> None:
         container = self._container
         command = worker_argv(
@@ -426,7 +440,7 @@ class WorkerGroup(CallsFunctions):
         )
         inherited = environ.without_export_variables(environ.environment())
         variables = environ.without_launcher_variables(inherited)
-        for option in STEP_VARIABLES:
+        for option in (*STEP_VARIABLES, *(GPU_VARIABLES if self._is_slice else ())):
             variables.pop(option, None)
         if any(option.startswith(("--gpus-per-task", "--gres")) for option in self._srun_args):
             # The total of the allocation, of which the ranks may use less.
@@ -447,6 +461,7 @@ class WorkerGroup(CallsFunctions):
                 srun_args=srun_args,
                 export=environ.portable_names(variables) if on_hosts else (),
                 local=local,
+                is_slice=self._is_slice,
             ),
             environment=variables,
             log=self._paths.launcher_log(self.attempt),

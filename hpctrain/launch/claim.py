@@ -10,19 +10,19 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain import timeouts
+from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.own_files import DIRECTORY_MODE, create_file
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.files import fsync_directory
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.reading import is_time, parse_json, read_content
+from hpctrain.rundir.reading import is_job_id, is_time, parse_json, read_content
 
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 1.0
@@ -67,6 +67,24 @@ class Claim:
     is_here: bool
     """Whether by a process of this host, which lives; of another host that is not known here."""
 
+    def was_left_by_job(self, job_is_alive: Callable[[str], bool | None]) -> bool:
+        """Return whether its process was in a job of Slurm that is over. Not collective.
+
+        Parameters
+        ----------
+        job_is_alive
+            Whether a job waits or runs according to Slurm; None if it has forgotten the job.
+        """
+        owner = _parse_owner(self.owner)
+        job_id, restarts = owner.get("job_id"), owner.get("restarts")
+        if self.is_here or not is_job_id(job_id) or not isinstance(restarts, int):
+            return False
+        if owner.get("cluster") != environ.variable("SLURM_CLUSTER_NAME"):
+            return False
+        if job_id == environ.variable("SLURM_JOB_ID"):
+            return restarts < environ.restart_count()
+        return not job_is_alive(job_id)
+
 
 def find_claim(paths: RunPaths) -> Claim | None:
     """Return the claim on a run; None if no process holds it. Not collective."""
@@ -82,6 +100,16 @@ def find_claim(paths: RunPaths) -> Claim | None:
     except ValueError:  # released meanwhile
         return None
     return Claim(number=newest, owner=content, is_here=host == socket.gethostname())
+
+
+def release_claim(paths: RunPaths, claim: Claim) -> None:
+    """Release a claim whose process is gone; another one that was made since stays.
+
+    Not collective.
+    """
+    path = paths.claim(claim.number)
+    if _read_owner(path) == claim.owner:
+        _release(path)
 
 
 def is_claimed(paths: RunPaths) -> bool:
@@ -135,6 +163,9 @@ def _describe_self() -> bytes:
         "start": process_start_time(pid),
         "time": time.time(),
         "token": secrets.token_hex(16),
+        "job_id": environ.variable("SLURM_JOB_ID"),
+        "restarts": environ.restart_count(),
+        "cluster": environ.variable("SLURM_CLUSTER_NAME"),
     }
     return json.dumps(owner).encode()
 

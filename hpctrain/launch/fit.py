@@ -24,6 +24,7 @@ from hpctrain.launch.request import (
 )
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
+from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
@@ -176,13 +177,21 @@ def _begin_or_find(
     return existing
 
 
-def prepare(request: Request, launcher: str, *, in_background: bool = False) -> Submission:
+def prepare(
+    request: Request,
+    launcher: str,
+    *,
+    in_background: bool = False,
+    share: Mapping[str, AllocatedNode] | None = None,
+) -> Submission:
     """Return a request that is ready to be launched. Not collective. Nothing is written.
 
     Parameters
     ----------
     in_background
         Whether the executor is to run in a process of its own where there is no job for it.
+    share
+        What the run has of nodes of the allocation, beside other runs; None is all of them.
 
     Raises
     ------
@@ -191,7 +200,7 @@ def prepare(request: Request, launcher: str, *, in_background: bool = False) -> 
     """
     if launcher == "slurm":
         request = override_slurm(request, environ.slurm_overrides())
-    plan, site = make_plan(request, launcher)
+    plan, site = make_plan(request, launcher, share=share)
     spec = make_spec(request, plan, in_background=in_background)
     return Submission(request=request, plan=plan, site=site, spec=spec)
 

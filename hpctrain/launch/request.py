@@ -20,6 +20,7 @@ from hpctrain.launch.digests import FILES, describe_values, digest_parts
 from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
+from hpctrain.plan.argv import slice_srun_args
 from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.modules import ModuleFinder
@@ -169,8 +170,16 @@ def override_slurm(request: Request, fields: Mapping[str, Any]) -> Request:
     return replace(request, scaling_config=replace(scaling, slurm=replace(scaling.slurm, **fields)))
 
 
-def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
-    """Return on what a request runs. Not collective."""
+def make_plan(
+    request: Request, launcher: str, *, share: Mapping[str, AllocatedNode] | None = None
+) -> tuple[LaunchPlan, Site]:
+    """Return on what a request runs. Not collective.
+
+    Parameters
+    ----------
+    share
+        What the run has of nodes of the allocation, beside other runs; None is all of them.
+    """
     scaling = request.scaling_config
     site = load_site(scaling.slurm.site)
     # A mistake in it is one in every home.
@@ -192,8 +201,14 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         assert request.run_config.name is not None
         directives = make_directives(scaling, placement, site, job_name=request.run_config.name)
     elif launcher == "allocation":
-        placement, slots = _place_in_allocation(scaling, site)
-        gpu_srun_args = _gpu_srun_args(placement)
+        if share is None:
+            placement, slots = _place_in_allocation(scaling, site)
+            gpu_srun_args = _gpu_srun_args(placement)
+        else:
+            placement, slots = _place_in_share(scaling, site, share)
+            asked = scaling.slurm.gpu_request
+            by_task = (site.gpu_request if asked == "auto" else asked) == "gpus-per-task"
+            gpu_srun_args = slice_srun_args(placement, gpus_by_task=by_task)
     elif launcher == "mpiexec":
         placement, slots = _place_on_hosts(scaling, site)
     else:
@@ -219,7 +234,9 @@ def make_plan(request: Request, launcher: str) -> tuple[LaunchPlan, Site]:
         threads_per_task=scaling.num_cpus_per_worker,
         environment=site.environment,
         stop_notice_s=scaling.slurm.notice_s,
-        requeue=site.requeue,
+        # The job is not that of one run alone.
+        requeue=site.requeue and share is None,
+        is_slice=share is not None,
         container=plan_container(
             scaling.slurm.container,
             launcher=launcher,
@@ -414,6 +431,14 @@ def _place_in_allocation(scaling: ScalingConfig, site: Site) -> tuple[Placement,
         for name, node in allocation_nodes(with_gpus=scaling.use_gpu).items()
     }
     return place_in_allocation(scaling, nodes, cpus_per_gpu=site.cpus_per_gpu)
+
+
+def _place_in_share(
+    scaling: ScalingConfig, site: Site, share: Mapping[str, AllocatedNode]
+) -> tuple[Placement, dict[str, int]]:
+    placement, slots = place_in_allocation(scaling, share, cpus_per_gpu=site.cpus_per_gpu)
+    # Without names it could be on other nodes.
+    return replace(placement, nodes=placement.nodes or tuple(slots)), slots
 
 
 def _gpu_srun_args(placement: Placement) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class AllocatedNode:
     """Tasks that Slurm has placed on it, if the request named a number of them."""
     cpus: int | None = None
     gpus: int | None = None
+    mem_mib: int | None = None
 
 
 def place_in_allocation(

@@ -11,7 +11,7 @@ from hpctrain.plan.visibility import checked_argv
 # Options of the job that srun takes from the environment, and that contradict --gres=none.
 # With SLURM_GPUS_PER_NODE the step is refused ("Invalid Trackable RESource (TRES) specification"),
 # with SLURM_MEM_PER_GPU it gets the GPUs all the same (measured with Slurm 22.05).
-_GPU_VARIABLES = (
+GPU_VARIABLES = (
     "SLURM_CPUS_PER_GPU",
     "SLURM_GPUS",
     "SLURM_GPUS_PER_NODE",
@@ -22,6 +22,7 @@ _GPU_VARIABLES = (
     "SLURM_NTASKS_PER_GPU",
     "SLURM_TRES_PER_TASK",
 )
+"""Options of the job for GPUs that srun reads from the environment."""
 # It would override all other options that place tasks.
 _HOSTFILE = "SLURM_HOSTFILE"
 STEP_VARIABLES = (
@@ -36,7 +37,11 @@ STEP_VARIABLES = (
 _IN_BLOCKS = "--distribution=block"
 # A job with --export=NONE passes that to its steps, which would not get the variables of the batch
 # script (measured with Slurm 22.05).
-_BESIDE_OTHERS = ("--overlap", "--export=ALL")
+_EXPORT = "--export=ALL"
+_BESIDE_OTHERS = ("--overlap", _EXPORT)
+# Each step has CPUs of its own, and srun waits for them while another step is still ending. Steps
+# that overlap are all bound to the first CPUs of a node.
+_OWN_CPUS = ("--exact", _EXPORT)
 
 
 def worker_argv(
@@ -114,6 +119,7 @@ def worker_step_argv(
     srun_args: Sequence[str] = (),
     export: Sequence[str] = (),
     local: bool,
+    is_slice: bool = False,
 ) -> list[str]:
     """Return the command that starts all ranks.
 
@@ -133,12 +139,15 @@ def worker_step_argv(
         Names of the variables that ranks get on other hosts, if mpiexec connects to these itself.
     local
         Whether the ranks stay on this machine, even inside an allocation.
+    is_slice
+        Whether ranks of other runs are on the same nodes, and may not share CPUs with these.
     """
     if launcher.kind == "srun":
         return [
             launcher.program,
             f"--mpi={launcher.pmi}",
             *_worker_step_shape(placement),
+            *(_OWN_CPUS if is_slice else _BESIDE_OTHERS),
             # srun does not inherit the job's --cpus-per-task since Slurm 22.05.
             f"--cpus-per-task={placement.cpus_per_task}",
             # By default srun keeps the other ranks when one exits badly.
@@ -172,6 +181,27 @@ def worker_step_argv(
                 argv += ["--host", _slots(placement)]
             argv += ["--map-by", "slot" if is_listed else f"ppr:{most}:node", *_exports(export)]
     return [*argv, *command]
+
+
+def slice_srun_args(placement: Placement, *, gpus_by_task: bool = False) -> tuple[str, ...]:
+    """Return the options of srun by which ranks have memory and GPUs beside those of other runs.
+
+    Not collective. A step without them would ask for all GPUs and all memory of the job.
+
+    Parameters
+    ----------
+    gpus_by_task
+        Whether each rank sees only its own GPUs, and not those of all ranks of its node.
+    """
+    mem, gpus = placement.mem_mib_per_node, placement.gpus_per_task
+    options = [f"--mem={mem or 0}"]
+    if not gpus:
+        options.append("--gres=none")
+    elif placement.is_even and not gpus_by_task:
+        options.append(f"--gres=gpu:{placement.gpus_per_node}")
+    else:
+        options.append(f"--gpus-per-task={gpus}")
+    return tuple(options)
 
 
 def agent_step_argv(
@@ -272,7 +302,7 @@ def _small_step(nodes: int, names: Sequence[str]) -> list[str]:
     """Return the beginning of a command that runs one process on each node, next to other steps."""
     return [
         "env",
-        *(f"--unset={name}" for name in (*_GPU_VARIABLES, _HOSTFILE)),
+        *(f"--unset={name}" for name in (*GPU_VARIABLES, _HOSTFILE)),
         "srun",
         "--mpi=none",
         f"--nodes={nodes}",
@@ -297,13 +327,13 @@ def _worker_step_shape(placement: Placement) -> list[str]:
     named = [f"--nodelist={','.join(placement.nodes)}"] if placement.nodes else []
     if placement.is_even:
         per_node = f"--ntasks-per-node={placement.max_tasks_per_node}"
-        return [nodes, *named, tasks, per_node, _IN_BLOCKS, *_BESIDE_OTHERS]
+        return [nodes, *named, tasks, per_node, _IN_BLOCKS]
     if placement.srun_shares_out:
         # A site's CR_Pack_Nodes would fill one node after the other.
-        return [nodes, *named, tasks, f"{_IN_BLOCKS},NoPack", *_BESIDE_OTHERS]
+        return [nodes, *named, tasks, f"{_IN_BLOCKS},NoPack"]
     most = placement.max_tasks_per_node
     if set(placement.tasks_per_node[:-1]) == {most}:
-        return [nodes, *named, tasks, f"--distribution=plane={most}", *_BESIDE_OTHERS]
+        return [nodes, *named, tasks, f"--distribution=plane={most}"]
     # Each name is one task. Slurm 22.05 does not accept "node1*3" for three.
     names = [
         name
@@ -312,4 +342,4 @@ def _worker_step_shape(placement: Placement) -> list[str]:
     ]
     named = [f"--nodelist={','.join(names)}"]
     # Slurm 24.11: "--nodes is incompatible with --distribution=arbitrary".
-    return [*named, tasks, "--distribution=arbitrary", *_BESIDE_OTHERS]
+    return [*named, tasks, "--distribution=arbitrary"]

@@ -60,6 +60,10 @@ class LaunchPlan:
     # Plans of older versions lack it: the default must be a constant.
     container: Container | None = None
     """The container that ranks run in, with all that it mounts."""
+    # As above.
+    is_slice: bool = False
+    """Whether the run has only the slots of `node_slots`, beside other runs of the allocation, as a
+    trial of a sweep has."""
 
     def __post_init__(self) -> None:
         """Refuse further options that contradict the plan."""

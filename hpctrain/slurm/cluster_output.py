@@ -166,6 +166,24 @@ def parse_node_states(output: str) -> dict[str, set[str]]:
     return states
 
 
+def parse_cpus_per_core(output: str) -> dict[str, int]:
+    """Return how many CPUs of Slurm are one core, from ``scontrol --oneliner show node``.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> parse_cpus_per_core("NodeName=node3 CPUTot=8 State=IDLE ThreadsPerCore=2 TmpDisk=0")
+    {'node3': 2}
+    """
+    cpus = {}
+    for line in output.splitlines():
+        fields = dict(re.findall(r"(?<!\S)(NodeName|ThreadsPerCore)=(\S+)", line))
+        if fields.get("ThreadsPerCore", "0").isdigit() and "NodeName" in fields:
+            cpus[fields["NodeName"]] = max(int(fields.get("ThreadsPerCore", "1")), 1)
+    return cpus
+
+
 def parse_node_reasons(output: str) -> dict[str, tuple[str, str]]:
     r"""Return state and reason that ``sinfo --list-reasons --format=%n|%T|%E`` prints, by node.
 

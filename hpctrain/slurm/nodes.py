@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.plan.argv import node_test_argv
 from hpctrain.slurm.client import ask_slurm, retry
-from hpctrain.slurm.cluster_output import parse_node_states
+from hpctrain.slurm.cluster_output import parse_cpus_per_core, parse_node_states
 from hpctrain.slurm.job import find_job
 
 # A node that is drained goes on with the job it has.
@@ -22,10 +24,13 @@ class SlurmNodes:
     ----------
     job_id
         The job.
+    only
+        Those of its nodes that are meant; empty is all of them.
     """
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, *, only: Collection[str] = ()) -> None:
         self._job_id = job_id
+        self._only = frozenset(only)
 
     def usable(self) -> dict[str, bool]:
         """Return the nodes that are not down, in Slurm's order; true where it is in doubt.
@@ -42,8 +47,22 @@ class SlurmNodes:
             raise LaunchError(f"Slurm says that job {self._job_id} has no nodes.", transient=True)
         hosts = expand_hosts(job.nodes)
         states = parse_node_states(_ask("show", "node", job.nodes))
-        known = {host: states.get(host, set()) for host in hosts}
+        known = {
+            host: states.get(host, set()) for host in hosts if not self._only or host in self._only
+        }
         return {host: _DOUBTFUL in state for host, state in known.items() if not state & _UNUSABLE}
+
+    def cpus_per_core(self) -> dict[str, int]:
+        """Return how many of its CPUs Slurm gives a step with one of them, by node.
+
+        Not collective.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm does not answer.
+        """
+        return parse_cpus_per_core(_ask("show", "node", ",".join(allocated_hosts())))
 
     def starts_a_process(self, node: str) -> bool:
         """Return whether a process starts on a node of the job. Not collective."""

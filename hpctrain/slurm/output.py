@@ -273,11 +273,25 @@ def read_allocation(
     is_asked = {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & variables.keys()
     has_tasks = is_asked and "SLURM_STEP_ID" not in variables
     return {
-        host: AllocatedNode(tasks=tasks if has_tasks else None, cpus=cpus, gpus=gpus.get(host))
+        host: AllocatedNode(
+            tasks=tasks if has_tasks else None,
+            cpus=cpus,
+            gpus=gpus.get(host),
+            mem_mib=_memory_of_node(variables, cpus),
+        )
         for host, tasks, cpus in zip(
             hosts, by_node("SLURM_TASKS_PER_NODE"), by_node("SLURM_JOB_CPUS_PER_NODE"), strict=True
         )
     }
+
+
+def _memory_of_node(variables: Mapping[str, str], cpus: int | None) -> int | None:
+    """Return how many MiB of a node an allocation has; None where Slurm does not count them."""
+    per_node, per_cpu = (variables.get(f"SLURM_MEM_PER_{of}", "") for of in ("NODE", "CPU"))
+    if per_node.isdigit():
+        # 0 is all that the node has.
+        return int(per_node) or None
+    return int(per_cpu) * cpus if per_cpu.isdigit() and int(per_cpu) and cpus is not None else None
 
 
 def parse_step_owners(output: str) -> dict[str, tuple[str, int]]:

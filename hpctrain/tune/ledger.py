@@ -15,6 +15,7 @@ from hpctrain.plan import spec
 from hpctrain.rundir.files import append_durably, write_atomic
 from hpctrain.rundir.reading import damaged, is_time, read_lines
 from hpctrain.rundir.trust import read_own
+from hpctrain.tune.slots import Slot
 from hpctrain.tune.trial import Trial, TrialEvent
 
 FORMAT = 1
@@ -137,7 +138,8 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
                 in_pickles.add(event["trial"])
         elif trial is not None and kind in _EVENT_OF:
             trial.apply(_EVENT_OF[kind])
-            trial.gpus = tuple(event.get("gpus", trial.gpus))
+            if kind == "trial-started":
+                trial.slot = Slot.from_json(event)
             trial.reason = str(event.get("reason") or "")
             trial.metrics = event.get("metrics", trial.metrics)
             trial.reports = event.get("reports", trial.reports)
@@ -228,6 +230,7 @@ _KINDS: Mapping[str, Any] = {
     "config": dict,
     "metrics": dict,
     "gpus": list,
+    "nodes": dict,
     "reports": int,
     "reason": (str, type(None)),
 }

@@ -15,12 +15,14 @@ from hpctrain.launch.life import LifeTest, job_is_alive
 from hpctrain.launch.request import Submission
 from hpctrain.launch.tail import Tail
 from hpctrain.log import log
+from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.metrics import is_report, read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import parse_json
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.scaling_config import ScalingConfig
 from hpctrain.tune.runner import End, Look, Report
 from hpctrain.tune.slots import Need, need_of
 from hpctrain.tune.trial import Trial
@@ -47,6 +49,8 @@ class LocalRunner:
         Returns the run directory of a trial.
     """
 
+    launcher = "local"
+
     def __init__(
         self,
         make_trainer: Callable[[str, Mapping[str, Any]], BaseTrainer],
@@ -57,7 +61,7 @@ class LocalRunner:
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need. Not collective."""
-        return need_of(self._make_trainer(trial.trial_id, trial.config).scaling_config)
+        return need_of(self._scaling_of(trial))
 
     def prepare(self, trial: Trial) -> Submission:
         """Return a trial that is ready to begin. Not collective. Nothing is written.
@@ -74,7 +78,12 @@ class LocalRunner:
                 "num_workers=1."
             )
         trainer._check_before_run()
-        return prepare(trainer._request().named(), "local", in_background=True)
+        return prepare(
+            trainer._request().named(),
+            self.launcher,
+            in_background=True,
+            share=self._share_of(trial, trainer.scaling_config),
+        )
 
     def start(self, trial: Trial) -> None:
         """Begin or resume the run of a trial, or find that it goes on. Not collective.
@@ -84,8 +93,9 @@ class LocalRunner:
         HpctrainError
             If it cannot begin.
         """
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(trial.gpus)} if trial.gpus else {}
-        submit_prepared(self.prepare(trial), slot=gpus)
+        gpus = trial.slot.gpus
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        submit_prepared(self.prepare(trial), slot=variables)
 
     def attach(self, trial: Trial) -> bool:
         """Return whether the run of a trial goes on, or has come to an end by itself.
@@ -138,6 +148,13 @@ class LocalRunner:
                 end_process(paths, status)
         except (HpctrainError, OSError) as error:
             log(f"warning: {error}")
+
+    def _scaling_of(self, trial: Trial) -> ScalingConfig:
+        return self._make_trainer(trial.trial_id, trial.config).scaling_config
+
+    def _share_of(self, trial: Trial, scaling: ScalingConfig) -> Mapping[str, AllocatedNode] | None:
+        """Return what a trial has of nodes of an allocation; None where it is in none."""
+        return None
 
     def _watch(self, trial: Trial) -> _Watch:
         if (watch := self._watches.get(trial.trial_id)) is None:

@@ -1,4 +1,4 @@
-"""Where a sweep runs: the machine that has its trials, and its directory, held by one process."""
+"""Where a sweep runs: what has room for its trials, and its directory, held by one process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from hpctrain import environ
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.claim import claimed, find_claim
+from hpctrain.launch.claim import claimed, find_claim, release_claim
 from hpctrain.launch.fit import refuse_nested_fit
+from hpctrain.launch.life import job_is_alive
 from hpctrain.launch.request import choose_launcher
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
 from hpctrain.own_files import DIRECTORY_MODE
+from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm.output import read_allocation
 from hpctrain.tune.ledger import SweepPaths
-from hpctrain.tune.slots import Capacity
+from hpctrain.tune.node_slots import NodeShare, NodeSlots
+from hpctrain.tune.slots import Capacity, Slots
 from hpctrain.worker.bootstrap import visible_gpus
 
 _SECONDS_OF_A_CLAIM = 5.0
@@ -37,7 +42,11 @@ def held(paths: SweepPaths) -> Iterator[None]:
         If another process runs it, or its directory cannot be written.
     """
     root = RunPaths(paths.root)
-    if paths.events.exists() and (claim := find_claim(root)) is not None:
+    claim = find_claim(root) if paths.events.exists() else None
+    if claim is not None and claim.was_left_by_job(job_is_alive):
+        release_claim(root, claim)
+        claim = None
+    if claim is not None:
         owner = json.loads(claim.owner)
         raise ConfigError(
             f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root}. Look at it "
@@ -65,23 +74,91 @@ def begin_anew(paths: SweepPaths) -> None:
     log(f"beginning sweep {paths.root.name} anew; the earlier one was moved to {aside}")
 
 
-def find_capacity(most_trials: int | None) -> Capacity:
-    """Return what this machine has for trials. Not collective."""
-    return Capacity(
-        cpus=len(os.sched_getaffinity(0)),
-        gpus=visible_gpus(),
-        mem_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        most_trials=most_trials or math.inf,
-    )
+def find_slots(launcher: str, most_trials: int | None) -> Callable[[], Slots | NodeSlots]:
+    """Return what makes the slots for trials: of this machine, or of the allocation's nodes.
+
+    Not collective. Slurm is asked once.
+
+    Parameters
+    ----------
+    launcher
+        As `find_launcher` returns it.
+    most_trials
+        ``TuneConfig(max_concurrent_trials=...)``.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm does not answer.
+    """
+    most = most_trials or math.inf
+    if launcher == "local":
+        capacity = _find_capacity(most)
+        return lambda: Slots(capacity)
+    from hpctrain.slurm.probe import allocation_nodes
+
+    allocated = allocation_nodes(with_gpus=True)
+    down, cpus_per_core = _look_at_nodes(allocated)
+    nodes = {
+        name: NodeShare(
+            cpus=node.cpus or 1,
+            gpus=node.gpus or 0,
+            mem_bytes=math.inf if node.mem_mib is None else node.mem_mib * 2**20,
+            cpus_per_core=cpus_per_core.get(name, 1),
+        )
+        for name, node in allocated.items()
+    }
+
+    def make() -> NodeSlots:
+        slots = NodeSlots(nodes, most_trials=most)
+        for node in down:
+            slots.leave_out(node, "Slurm reports that it is down")
+        return slots
+
+    return make
 
 
-def refuse_other_homes(run_config: RunConfig) -> None:
-    """Refuse where a sweep cannot start its trials. Not collective.
+def _look_at_nodes(nodes: Iterable[str]) -> tuple[list[str], Mapping[str, int]]:
+    """Return which nodes of this job are down, and how many CPUs a core of each has."""
+    from hpctrain.slurm.nodes import SlurmNodes
+
+    of_job = SlurmNodes(environ.variable("SLURM_JOB_ID") or "")
+    try:
+        usable, cpus_per_core = of_job.usable(), of_job.cpus_per_core()
+    except LaunchError as error:
+        log(f"warning: whether a node of this job is down is not known: {error}")
+        return [], {}
+    return [node for node in nodes if node not in usable], cpus_per_core
+
+
+def _find_capacity(most_trials: float) -> Capacity:
+    """Return what this machine has for trials, or the allocation on it."""
+    cpus = len(os.sched_getaffinity(0))
+    mem_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (node := _own_node()) is not None:
+        # Not every site binds a job to its CPUs.
+        cpus = min(cpus, node.cpus or cpus)
+        mem_bytes = min(mem_bytes, (node.mem_mib or math.inf) * 2**20)
+    return Capacity(cpus=cpus, gpus=visible_gpus(), mem_bytes=mem_bytes, most_trials=most_trials)
+
+
+def _own_node() -> AllocatedNode | None:
+    """Return what an allocation of one node, this machine, has of it; None in all other cases."""
+    name = environ.variable("SLURMD_NODENAME")
+    if name is None or environ.variable("SLURM_JOB_NODELIST") != name:
+        return None
+    return read_allocation(environ.environment(), [name], {})[name]
+
+
+def find_launcher(run_config: RunConfig) -> str:
+    """Return how trials start: ``local``, or ``allocation`` on the nodes of one. Not collective.
+
+    In an allocation of one node, from that node itself, trials are processes of it.
 
     Raises
     ------
     ConfigError
-        If this process is a rank, or on a login node of Slurm.
+        If this process is a rank, on a login node of Slurm, or in an allocation that is over.
     """
     refuse_nested_fit("Tuner.fit")
     launcher = choose_launcher(ScalingConfig(), run_config)
@@ -92,9 +169,15 @@ def refuse_other_homes(run_config: RunConfig) -> None:
         )
     if launcher == "slurm":
         raise ConfigError(
-            "a sweep runs its trials on this machine, and this is a login node of Slurm. Start the "
-            "script in an allocation (sbatch or salloc) or, if trials may run here, with "
-            "RunConfig(launcher='local')."
+            "a sweep runs its trials on this machine, or on the nodes of the allocation that it is "
+            "in, and this is a login node of Slurm. Start the script in an allocation (sbatch or "
+            "salloc) or, if trials may run here, with RunConfig(launcher='local')."
         )
+    if launcher == "allocation":
+        from hpctrain.slurm.job import refuse_ended_allocation
+
+        refuse_ended_allocation()
+        return "local" if _own_node() is not None else "allocation"
     if launcher == "mpiexec":
         log("note: a sweep runs its trials on this machine, and leaves the other hosts alone.")
+    return "local"

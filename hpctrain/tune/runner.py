@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hpctrain.tune.slots import Need
@@ -31,6 +31,10 @@ class End:
     was_stopped: bool
     """Whether before its function had returned."""
     reason: str = ""
+    is_cut_off: bool = False
+    """Whether its node was lost, or its job is about to end: it is to go on elsewhere, or later."""
+    lost_nodes: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that it found lost, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from hpctrain.errors import ConfigError
 from hpctrain.scaling_config import ScalingConfig
@@ -23,11 +25,55 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a trial needs."""
+    """What the workers of a trial need together."""
 
     cpus: int
     gpus: int = 0
     mem_bytes: int = 0
+    workers: int = 1
+    # What follows is of trials on several nodes.
+    num_nodes: int | None = None
+    """On so many nodes; None is on as few as possible."""
+    most_per_node: int | None = None
+    """Workers on a node; None is as many as fit."""
+    spreads: bool = False
+    """Whether each worker is on a node of its own, if there are enough."""
+
+    @property
+    def cpus_each(self) -> int:
+        """CPUs of one worker."""
+        return self.cpus // self.workers
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one worker."""
+        return self.gpus // self.workers
+
+    @property
+    def mem_bytes_each(self) -> int:
+        """Memory of one worker."""
+        return self.mem_bytes // self.workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """What a trial has while it runs."""
+
+    gpus: tuple[str, ...] = ()
+    """On one machine: entries of ``CUDA_VISIBLE_DEVICES``."""
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    """On nodes of an allocation: how many of its workers are on which, by name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the ledger says of it."""
+        return {"gpus": list(self.gpus), **({"nodes": dict(self.nodes)} if self.nodes else {})}
+
+    @classmethod
+    def from_json(cls, event: Mapping[str, Any]) -> Slot:
+        """Return what an event of the ledger says. Not collective."""
+        counts = event.get("nodes", {}).items()
+        nodes = {node: count for node, count in counts if isinstance(count, int) and count > 0}
+        return cls(gpus=tuple(event.get("gpus", ())), nodes=nodes)
 
 
 def need_of(scaling: ScalingConfig) -> Need:
@@ -36,13 +82,14 @@ def need_of(scaling: ScalingConfig) -> Need:
     Examples
     --------
     >>> need_of(ScalingConfig(num_workers=2, resources_per_worker={"CPU": 4}))
-    Need(cpus=8, gpus=0, mem_bytes=0)
+    Need(cpus=8, gpus=0, mem_bytes=0, workers=2, num_nodes=None, most_per_node=None, spreads=False)
     """
     total, workers = scaling.total_resources, max(scaling.max_workers, 1)
     return Need(
         cpus=total["CPU"],
         gpus=total.get("GPU", 0),
         mem_bytes=(scaling.mem_bytes_per_worker or 0) * workers,
+        workers=workers,
     )
 
 
@@ -58,16 +105,16 @@ class Slots:
     """
 
     def __init__(self, capacity: Capacity) -> None:
-        self._capacity = capacity
-        self._taken: dict[str, tuple[Need, tuple[str, ...]]] = {}
+        self.capacity = capacity
+        self._taken: dict[str, tuple[Need, Slot]] = {}
 
     @property
     def has_room(self) -> bool:
         """Whether the smallest trial that there is would fit."""
         return self._fits(Need(cpus=1))
 
-    def take(self, trial: str, need: Need) -> tuple[str, ...] | None:
-        """Take a slot; return the GPUs of the trial, or None if it has to wait.
+    def take(self, trial: str, need: Need) -> Slot | None:
+        """Take a slot; return it, with the GPUs of the trial, or None if it has to wait.
 
         Not collective.
 
@@ -76,34 +123,39 @@ class Slots:
         ConfigError
             If there are not as many GPUs.
         """
-        if need.gpus > len(self._capacity.gpus):
+        if need.gpus > len(self.capacity.gpus):
             raise ConfigError(
                 f"{trial} needs {need.gpus} GPUs, and this machine shows "
-                f"{len(self._capacity.gpus)}. Use fewer workers, or use_gpu=False."
+                f"{len(self.capacity.gpus)}. Use fewer workers, or use_gpu=False."
             )
         if not self._fits(need):
             return None
-        used = {gpu for _, gpus in self._taken.values() for gpu in gpus}
-        free = tuple(gpu for gpu in self._capacity.gpus if gpu not in used)
+        used = {gpu for _, slot in self._taken.values() for gpu in slot.gpus}
+        free = tuple(gpu for gpu in self.capacity.gpus if gpu not in used)
         if len(free) < need.gpus:
             return None
-        self._taken[trial] = need, free[: need.gpus]
-        return free[: need.gpus]
+        slot = Slot(gpus=free[: need.gpus])
+        self._taken[trial] = need, slot
+        return slot
 
-    def keep(self, trial: str, need: Need, gpus: tuple[str, ...]) -> None:
+    def keep(self, trial: str, need: Need, slot: Slot) -> None:
         """Note the slot of a trial that runs already. Not collective."""
-        self._taken[trial] = need, gpus
+        self._taken[trial] = need, slot
 
     def give_back(self, trial: str) -> None:
         """Free the slot of a trial, if it has one. Not collective."""
         self._taken.pop(trial, None)
+
+    def leave_out(self, node: str, reason: str) -> bool:
+        """Return that this machine is not left out. Not collective."""
+        return False
 
     def _fits(self, need: Need) -> bool:
         if not self._taken:
             return True
         needs = [taken for taken, _ in self._taken.values()]
         return (
-            len(needs) < self._capacity.most_trials
-            and sum(each.cpus for each in needs) + need.cpus <= self._capacity.cpus
-            and sum(each.mem_bytes for each in needs) + need.mem_bytes <= self._capacity.mem_bytes
+            len(needs) < self.capacity.most_trials
+            and sum(each.cpus for each in needs) + need.cpus <= self.capacity.cpus
+            and sum(each.mem_bytes for each in needs) + need.mem_bytes <= self.capacity.mem_bytes
         )

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpctrain import timeouts
-from hpctrain.errors import ConfigError, HpctrainError, TrainingFailedError
+from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, TrainingFailedError
 from hpctrain.metric_names import all_names, explain_unknown, has_metric
 from hpctrain.rundir.display import format_metrics
 from hpctrain.tune.ledger import NAME_OF, SweepLedger
+from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.runner import End, Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 from hpctrain.tune.search.searcher import SearchAlgorithm
@@ -58,6 +59,8 @@ class Sweep:
         What else ends them.
     show
         Is sent a line when a trial begins or ends.
+    why_leave
+        Returns why the job of this process is about to end; empty as long as it is not.
     clock, sleep
         Of the time that passes.
     """
@@ -69,10 +72,11 @@ class Sweep:
         scheduler: TrialScheduler,
         search: SearchAlgorithm | None,
         runner: TrialRunner,
-        slots: Slots,
+        slots: Slots | NodeSlots,
         ledger: SweepLedger,
         rules: SweepRules,
         show: Callable[[str], None] = lambda line: None,
+        why_leave: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -82,6 +86,7 @@ class Sweep:
         self._source, self._scheduler, self._search = source, scheduler, search
         self._runner, self._slots, self._ledger = runner, slots, ledger
         self._rules, self._show, self._clock, self._sleep = rules, show, clock, sleep
+        self._why_leave, self._cut_off = why_leave, ""
         self._error: HpctrainError | None = None
         self._stopping_since: dict[str, float] = {}
         self._has_begun = False
@@ -96,12 +101,16 @@ class Sweep:
         HpctrainError
             If the first trial cannot be started, a trial lacks the metric, or one failed and
             `fail_fast` is ``"raise"``; all others have been stopped then.
+        RunStoppedError
+            If the job of this process is about to end, once all trials have stopped.
         KeyboardInterrupt
             After Ctrl-C, once all trials have stopped.
         """
         deadline = self._clock() + self._rules.time_budget_s
         try:
             while self._step():
+                if why := self._cut_off or self._why_leave():
+                    raise RunStoppedError(f"the sweep stopped because {why}.")
                 if self._clock() >= deadline and not self.reason:
                     self._finish_early(f"time_budget_s={self._rules.time_budget_s:g} is over")
                 self._sleep(_POLL_S)
@@ -149,7 +158,7 @@ class Sweep:
         if not self._runner.attach(trial):
             self._change(trial, TrialEvent.INTERRUPTED)
             return
-        self._slots.keep(trial.trial_id, self._runner.need_of(trial), trial.gpus)
+        self._slots.keep(trial.trial_id, self._runner.need_of(trial), trial.slot)
         self._has_begun = True
         self._show(f"{trial.trial_id} goes on")
         if trial.state is TrialState.STOPPING:
@@ -182,11 +191,11 @@ class Sweep:
         while (trial := self._next()) is not None:
             try:
                 need = self._runner.need_of(trial)
-                gpus = self._slots.take(trial.trial_id, need)
-                if gpus is None:
+                slot = self._slots.take(trial.trial_id, need)
+                if slot is None:
                     # Those that come after it wait, too: a large trial would never begin.
                     return
-                trial.gpus = gpus
+                trial.slot = slot
                 self._begin(trial)
             except HpctrainError as error:
                 self._slots.give_back(trial.trial_id)
@@ -223,7 +232,7 @@ class Sweep:
         return trial
 
     def _begin(self, trial: Trial) -> None:
-        self._change(trial, TrialEvent.STARTED, gpus=list(trial.gpus))
+        self._change(trial, TrialEvent.STARTED, **trial.slot.to_json())
         self._runner.start(trial)
         self._has_begun = True
         self._show(f"{trial.trial_id} begins: {_describe(trial.config)}")
@@ -256,6 +265,15 @@ class Sweep:
 
     def _take_end(self, trial: Trial, end: End) -> None:
         was_stopping = trial.state is TrialState.STOPPING
+        self._leave_out(end.lost_nodes)
+        if end.is_cut_off and not was_stopping:
+            self._slots.give_back(trial.trial_id)
+            self._change(trial, TrialEvent.INTERRUPTED)
+            self._is_starved = False
+            self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
+            if not end.lost_nodes:
+                self._cut_off = f"{trial.trial_id} was stopped for the end of its job"
+            return
         if end.failed and not was_stopping:
             self._fail(trial, end.reason)
             return
@@ -267,6 +285,13 @@ class Sweep:
             self._note_end(trial, was_stopped=was_stopping)
         self._slots.give_back(trial.trial_id)
         self._show(f"{trial.trial_id} {self._describe_end(trial)}")
+
+    def _leave_out(self, nodes: Mapping[str, str]) -> None:
+        """Begin no more trials on lost nodes."""
+        for node, reason in nodes.items():
+            if self._slots.leave_out(node, reason):
+                self._ledger.append("node-left-out", node=node, reason=reason)
+                self._show(f"node {node} is left out: {reason}")
 
     def _describe_end(self, trial: Trial) -> str:
         if trial.state is TrialState.PENDING:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from hpctrain.tune.slots import Slot
+
 
 class TrialState(str, Enum):
     """State of a trial, by Ray Tune's names; STOPPING is between two of them."""
@@ -91,8 +93,8 @@ class Trial:
     config: Mapping[str, Any]
     """A variant of ``param_space``."""
     state: TrialState = TrialState.PENDING
-    gpus: tuple[str, ...] = ()
-    """Those of its slot."""
+    slot: Slot = field(default_factory=Slot)
+    """What it has, or had when it last ran."""
     reports: int = 0
     """Number of the last report that was seen."""
     metrics: Mapping[str, Any] = field(default_factory=dict)

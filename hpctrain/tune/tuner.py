@@ -8,7 +8,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from hpctrain import environ
 from hpctrain.checks import given_or_default
 from hpctrain.config import RunConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, RunStoppedError
 from hpctrain.launch.begin import rename_aside
 from hpctrain.launch.dry_run import print_plan
 from hpctrain.log import log
@@ -25,6 +25,8 @@ from hpctrain.plan import spec
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
+from hpctrain.tune.allocation_runner import AllocationRunner
+from hpctrain.tune.job_end import JobEnd
 from hpctrain.tune.ledger import (
     SweepLedger,
     SweepPaths,
@@ -34,10 +36,11 @@ from hpctrain.tune.ledger import (
     read_record,
 )
 from hpctrain.tune.local_runner import LocalRunner
-from hpctrain.tune.place import begin_anew, find_capacity, held, refuse_other_homes
+from hpctrain.tune.node_slots import NodeSlots
+from hpctrain.tune.place import begin_anew, find_launcher, find_slots, held
 from hpctrain.tune.result_grid import ResultGrid, make_grid
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
-from hpctrain.tune.slots import Capacity, Slots
+from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
 from hpctrain.tune.sweep import Sweep, SweepRules
 from hpctrain.tune.trainable import (
@@ -119,10 +122,13 @@ class Tuner:
         ------
         ConfigError
             If something is impossible, or the first report of a trial lacks the metric.
+        RunStoppedError
+            If the job of this process is about to end, once the trials have stopped;
+            ``Tuner.restore()`` goes on in another one.
         KeyboardInterrupt
             After Ctrl-C, once the trials have stopped; ``Tuner.restore()`` goes on.
         """
-        refuse_other_homes(self._run_config)
+        launcher = find_launcher(self._run_config)
         config = self._tune_config
         # A second fit() of this Tuner begins with what the first one began with.
         content = spec.pack(
@@ -138,15 +144,16 @@ class Tuner:
             seed = record.started.get("seed", seed)
         scheduler = config.scheduler or FIFOScheduler()
         scheduler.set_search_properties(config.metric, config.mode)
-        runner = LocalRunner(
+        make_runner = LocalRunner if launcher == "local" else AllocationRunner
+        runner = make_runner(
             lambda trial_id, values: make_trial_trainer(
-                self._trainable, values, self._run_config_of(paths, trial_id)
+                self._trainable, values, self._run_config_of(paths, trial_id, launcher)
             ),
             paths.run,
         )
         source = self._make_source(config, seed)
-        capacity = find_capacity(config.max_concurrent_trials)
-        self._check_first_trials(source, runner, capacity)
+        make_slots = find_slots(launcher, config.max_concurrent_trials)
+        first = self._check_first_trials(source, runner, make_slots)
         rules = SweepRules(
             metric=config.metric,
             time_budget_s=float(config.time_budget_s or math.inf),
@@ -154,8 +161,9 @@ class Tuner:
         )
         check_run_directory(paths.root)
         if environ.dry_run_requested():
-            self._print_plan(source, runner)
-        with held(paths):
+            self._print_plan(source, runner, first)
+        job_end = JobEnd()
+        with held(paths), job_end.watched():
             if record is None and paths.events.exists():
                 begin_anew(paths)
             sweep = Sweep(
@@ -163,10 +171,11 @@ class Tuner:
                 scheduler=scheduler,
                 search=config.search_alg,
                 runner=runner,
-                slots=Slots(capacity),
+                slots=make_slots(),
                 ledger=SweepLedger(paths=paths),
                 rules=rules,
                 show=self._show,
+                why_leave=job_end.why,
             )
             if record is None:
                 self._begin(paths, content, seed)
@@ -185,6 +194,8 @@ class Tuner:
             log(f"interrupted; {how_to_go_on}{also}", new_line=True)
             show_as(error, "")
             raise
+        except RunStoppedError as error:
+            raise RunStoppedError(f"{error} In another job {how_to_go_on}.") from error
         except ConfigError as error:
             raise ConfigError(
                 f"{error} The trials were stopped. Begin again under another name, or with "
@@ -303,14 +314,14 @@ class Tuner:
             )
         return paths
 
-    def _run_config_of(self, paths: SweepPaths, trial_id: str) -> RunConfig:
+    def _run_config_of(self, paths: SweepPaths, trial_id: str, launcher: str) -> RunConfig:
         return replace(
             self._run_config,
             name=trial_id,
             storage_path=str(paths.root),
             verbose=0,
             logging_config=None,
-            launcher="local",
+            launcher=launcher,
             # What is in the way is of this sweep.
             existing="auto",
         )
@@ -326,30 +337,38 @@ class Tuner:
         return SearchSource(search=search, space=self._space, num_samples=config.num_samples)
 
     def _check_first_trials(
-        self, source: ConfigSource, runner: LocalRunner, capacity: Capacity
-    ) -> None:
-        """Refuse before the start what can be known then."""
+        self,
+        source: ConfigSource,
+        runner: LocalRunner,
+        make_slots: Callable[[], Slots | NodeSlots],
+    ) -> Trial | None:
+        """Refuse before the start what can be known then; return the first trial, if it is."""
         if not isinstance(source, VariantSource):
-            return
-        most = 0
+            return None
+        first, most = None, 0
         for number in range(min(len(source.variants), _MOST_CHECKED)):
             trial = Trial(trial_id=name_trial(number), config=source.variants[number])
             need = runner.need_of(trial)
-            Slots(capacity).take(trial.trial_id, need)
+            slot = make_slots().take(trial.trial_id, need)
             most = max(most, need.cpus)
-            if number == 0:
-                runner.prepare(trial)
-        if most > capacity.cpus:
+            if first is None and slot is not None:
+                first = trial
+                first.slot = slot
+                runner.prepare(first)
+        slots = make_slots()
+        if isinstance(slots, Slots) and most > slots.capacity.cpus:
             log(
-                f"warning: a trial needs {most} CPUs, and this machine has {capacity.cpus}: such "
-                f"trials run alone, and their workers slow each other down."
+                f"warning: a trial needs {most} CPUs, and this machine has "
+                f"{slots.capacity.cpus}: such trials run alone, and their workers slow each other "
+                f"down."
             )
+        return first
 
-    def _print_plan(self, source: ConfigSource, runner: LocalRunner) -> None:
+    def _print_plan(self, source: ConfigSource, runner: LocalRunner, first: Trial | None) -> None:
         """Print how many trials there would be, and the plan of the first, and end the process."""
-        if isinstance(source, VariantSource):
+        if isinstance(source, VariantSource) and first is not None:
             log(f"{len(source.variants)} trials, the first of which is this:", to=sys.stdout)
-            print_plan(runner.prepare(Trial(trial_id=name_trial(0), config=source.variants[0])))
+            print_plan(runner.prepare(first))
         else:
             count = self._tune_config.num_samples
             log(f"{count} trials, which the search algorithm proposes", to=sys.stdout)

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpctrain.errors import LaunchError
-from hpctrain.launch.claim import claimed, is_claimed
+from hpctrain.launch.claim import claimed, find_claim, is_claimed, release_claim
 from hpctrain.rundir.paths import RunPaths
 
 HOLD = """
@@ -179,3 +180,51 @@ def test_a_claim_of_another_host_is_believed_whatever_its_clock_says(paths: RunP
         content = json.loads(owner.read_bytes())
         owner.write_text(json.dumps({**content, "host": "elsewhere", "time": 1.0}))
         assert is_claimed(paths)
+
+
+@pytest.mark.parametrize(
+    ("owner", "here", "is_left"),
+    [
+        ({"job_id": "7"}, {"SLURM_JOB_ID": "9"}, True),
+        ({"job_id": "7"}, {}, True),
+        ({"job_id": "8"}, {"SLURM_JOB_ID": "9"}, False),
+        ({"job_id": "9"}, {"SLURM_JOB_ID": "9"}, False),
+        ({"job_id": "9"}, {"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"job_id": "9", "restarts": 1}, {"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "1"}, False),
+        ({"job_id": "7", "cluster": "other"}, {}, False),
+        ({"job_id": None}, {}, False),
+        ({"job_id": "--all"}, {}, False),
+        ({"job_id": "7", "restarts": "many"}, {}, False),
+    ],
+)
+def test_a_claim_of_a_job_that_is_over_is_released(
+    paths: RunPaths,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: dict[str, object],
+    here: dict[str, str],
+    is_left: bool,
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "this")
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    with claimed(paths):
+        (name,) = claims(paths)
+        file = paths.root / name / "owner"
+        content = {**json.loads(file.read_bytes()), "host": "elsewhere", "cluster": "this"}
+        file.write_text(json.dumps({**content, "restarts": 0, **owner}))
+        claim = find_claim(paths)
+        assert claim is not None
+        assert claim.was_left_by_job({"8": True, "9": True}.get) == is_left
+        release_claim(paths, replace(claim, owner=b"of another process"))
+        assert is_claimed(paths)
+        release_claim(paths, claim)
+        assert not is_claimed(paths)
+
+
+def test_a_claim_of_this_host_is_held_as_long_as_its_process_lives(paths: RunPaths) -> None:
+    with claimed(paths):
+        claim = find_claim(paths)
+        assert claim is not None
+        assert not claim.was_left_by_job(lambda job_id: None)

@@ -8,6 +8,7 @@ from hpctrain.plan.argv import (
     agent_argv,
     agent_step_argv,
     host_agents_argv,
+    slice_srun_args,
     worker_argv,
     worker_step_argv,
 )
@@ -67,6 +68,30 @@ CHOSEN = replace(PLACEMENT, nodes=("gpu1", "gpu3"))
 def test_ranks_start_on_the_nodes_that_are_chosen(golden, kind: str):
     argv = worker_step_argv(LAUNCHERS[kind], CHOSEN, WORKER, local=False)
     golden(f"argv/ranks-{kind}-on-chosen-nodes.txt", lines(argv))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpus", {}),
+        ("memory", {"gpus_per_task": 0, "mem_bytes_per_task": 3 * 2**30}),
+        ("unequal", {"tasks_per_node": (3, 1)}),
+    ],
+)
+def test_ranks_of_a_slice_share_no_cpus_memory_or_gpus(
+    golden, name: str, changes: dict[str, object]
+):
+    placement = replace(CHOSEN, **changes)
+    argv = worker_step_argv(
+        LAUNCHERS["srun"],
+        placement,
+        ["rank"],
+        srun_args=slice_srun_args(placement),
+        local=False,
+        is_slice=True,
+    )
+    assert "--overlap" not in argv
+    golden(f"argv/ranks-of-a-slice-{name}.txt", lines(argv))
 
 
 UNEQUAL = replace(CHOSEN, tasks_per_node=(3, 1))

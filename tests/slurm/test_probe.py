@@ -275,6 +275,24 @@ def test_what_an_allocation_has_is_read_from_its_variables(
     assert found == dict(zip(HOSTS, nodes, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("variables", "mem_mib"),
+    [
+        ({"SLURM_MEM_PER_NODE": "8192"}, [8192, 8192]),
+        ({"SLURM_MEM_PER_CPU": "2048"}, [4096, 8192]),
+        # All that a node has.
+        ({"SLURM_MEM_PER_NODE": "0"}, [None, None]),
+        ({"SLURM_MEM_PER_CPU": "2G"}, [None, None]),
+        ({}, [None, None]),
+    ],
+)
+def test_the_memory_of_an_allocation_is_read_from_its_variables(
+    variables: dict[str, str], mem_mib: list[int | None]
+) -> None:
+    found = read_allocation({"SLURM_JOB_CPUS_PER_NODE": "2,4", **variables}, ["a", "b"], {})
+    assert [node.mem_mib for node in found.values()] == mem_mib
+
+
 # scontrol --details --oneliner show job, Slurm 22.05: salloc -N2 -n4 --gpus=4.
 DETAILS = (
     "JobId=24 JobName=bash JobState=RUNNING JOB_GRES=gpu:4 "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError
-from hpctrain.tune.slots import Capacity, Need, Slots
+from hpctrain.tune.slots import Capacity, Need, Slot, Slots
 
 
 def test_slots_never_give_more_than_there_is_and_a_trial_alone_always_fits(
@@ -34,7 +34,8 @@ def test_slots_never_give_more_than_there_is_and_a_trial_alone_always_fits(
                 gpus=int(rng.integers(0, len(capacity.gpus) + 1)),
                 mem_bytes=int(rng.integers(0, 25)),
             )
-            gpus = slots.take(f"t{step}", need)
+            slot = slots.take(f"t{step}", need)
+            gpus = None if slot is None else slot.gpus
             needs = [each for each, _ in running.values()]
             used = {gpu for _, taken in running.values() for gpu in taken}
             fits = not running or (
@@ -59,6 +60,6 @@ def test_more_gpus_than_there_are_are_refused() -> None:
 
 def test_a_trial_that_was_found_at_work_keeps_its_slot() -> None:
     slots = Slots(Capacity(cpus=2, gpus=("0", "1")))
-    slots.keep("a", Need(cpus=1, gpus=1), ("1",))
-    assert slots.take("b", Need(cpus=1, gpus=1)) == ("0",)
+    slots.keep("a", Need(cpus=1, gpus=1), Slot(gpus=("1",)))
+    assert slots.take("b", Need(cpus=1, gpus=1)) == Slot(gpus=("0",))
     assert slots.take("c", Need(cpus=1)) is None

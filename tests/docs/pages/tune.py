@@ -17,3 +17,6 @@ assert not results.errors
 # block: tune-restore
 assert len(results) == len(first)
 assert results.get_best_result().config == best.config
+
+# block: tune-allocation
+assert len(results) == len(first)

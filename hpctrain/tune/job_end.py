@@ -1,0 +1,59 @@
+"""`JobEnd`: notices that the job of a sweep is about to end, so that its trials stop before."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpctrain import environ
+from hpctrain.execute.time_limit import TimeLimit
+from hpctrain.slurm_config import SlurmConfig
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class JobEnd:
+    """The end of the job that this process is in, by its time limit or a signal."""
+
+    def __init__(self) -> None:
+        self._signals: list[str] = []
+        self._time_limit: TimeLimit | None = None
+
+    def why(self) -> str:
+        """Return why the job ends soon; empty as long as it does not. Not collective."""
+        if self._signals:
+            return f"job {environ.variable('SLURM_JOB_ID')} got {self._signals[0]}"
+        notice = None if self._time_limit is None else self._time_limit.step()
+        return "" if notice is None else notice.why
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notice the end for the time of the block. Not collective."""
+        if environ.variable("SLURM_JOB_ID") is not None:
+            # As that of a run that a person's own job script starts.
+            self._time_limit = TimeLimit(notice_s=SlurmConfig().notice_s)
+            self._time_limit.begin()
+        with self._taken():
+            yield
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        """Take the signals that would end this process, in a job."""
+        # Python lets no other thread take signals.
+        may_take = threading.current_thread() is threading.main_thread()
+        taken = [
+            number
+            for number in _SIGNALS
+            if may_take
+            and self._time_limit is not None
+            and signal.getsignal(number) is signal.SIG_DFL
+        ]
+        for number in taken:
+            signal.signal(number, lambda n, _: self._signals.append(signal.Signals(n).name))
+        try:
+            yield
+        finally:
+            for number in taken:
+                signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,320 @@
+"""Sweeps on the nodes of an allocation of the virtual cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import Result
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.testing.slurm import VirtualCluster
+from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slurm
+
+TIMEOUT_S = 90
+
+# Each rank of a trial says where it is, and waits until as many as it is to meet are there.
+TRIALS = """
+import json, os, pathlib, signal, sys, time
+import hpctrain
+from hpctrain import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from hpctrain import SlurmConfig, tune
+
+FOLDER = pathlib.Path(os.environ["FOLDER"])
+
+def await_files(pattern, number):
+    deadline = time.monotonic() + 80
+    while len(list(FOLDER.glob(pattern))) < number:
+        assert time.monotonic() < deadline, pattern
+        time.sleep(0.05)
+
+def say_where(config):
+    context = hpctrain.get_context()
+    name, rank = context.get_trial_name(), context.get_world_rank()
+    place = {
+        "trial": name,
+        "node": os.environ["SLURMD_NODENAME"],
+        "step": os.environ["SLURM_STEP_ID"],
+        "cpus": int(os.environ["SLURM_CPUS_PER_TASK"]),
+        "gpus": [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu],
+        "mem": os.environ.get("SLURM_MEM_PER_NODE"),
+    }
+    (FOLDER / f".{name}.{rank}").write_text(json.dumps(place))
+    os.rename(FOLDER / f".{name}.{rank}", FOLDER / f"{name}.{rank}.place")
+
+def goes_on(config):
+    "Reports until there is a file; begins where its checkpoint is."
+    saved = hpctrain.get_checkpoint()
+    step = 0 if saved is None else saved.to_dict()["step"] + 1
+    say_where(config)
+    while not (FOLDER / "go").exists():
+        hpctrain.report({"step": step, "x": config["x"]}, Checkpoint.from_dict({"step": step}))
+        step += 1
+        time.sleep(0.1)
+    hpctrain.report({"step": step, "x": config["x"]})
+
+def run_config(**options):
+    return RunConfig(storage_path=str(FOLDER), name="sweep", **options)
+"""
+
+
+def script(folder: Path, code: str) -> Path:
+    path = folder / "sweep.py"
+    path.write_text(TRIALS + code)
+    return path
+
+
+def salloc(*options: str, nodes: int = 4) -> list[str]:
+    return ["salloc", "--quiet", f"--nodes={nodes}", "--ntasks-per-node=4", *options]
+
+
+def environment(cluster: VirtualCluster, folder: Path) -> dict[str, str]:
+    return {**os.environ, **cluster.environ, "HPCTRAIN_LAUNCHER": "", "FOLDER": str(folder)}
+
+
+@contextmanager
+def sweeping(
+    cluster: VirtualCluster, folder: Path, code: str, *options: str, nodes: int = 4
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a script in an allocation, for the time of the block at most."""
+    with open(folder / "printed", "a", encoding="utf-8") as printed:
+        process = subprocess.Popen(
+            [*salloc(*options, nodes=nodes), sys.executable, str(script(folder, code))],
+            env=environment(cluster, folder),
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(TIMEOUT_S)
+
+
+def printed(folder: Path) -> str:
+    return (folder / "printed").read_text()
+
+
+def places(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in folder.glob("*.place")]
+
+
+def record(folder: Path) -> SweepRecord:
+    return read_record(SweepPaths(root=folder / "sweep"))
+
+
+def status_of(folder: Path, trial: str) -> RunStatus:
+    status = read_status(RunPaths(folder / "sweep" / trial))
+    assert status is not None
+    return status
+
+
+PACKED = """
+def train(config):
+    say_where(config)
+    await_files("*.place", 8)
+    hpctrain.report({"x": 1})
+
+def scaling(workers, cpus, *, nodes=None, gpus=0):
+    return ScalingConfig(
+        num_workers=workers,
+        use_gpu=gpus > 0,
+        resources_per_worker={"CPU": cpus, **({"GPU": gpus} if gpus else {})},
+        slurm=SlurmConfig(nodes=nodes),
+    )
+
+wide, with_gpus, small, whole = (
+    scaling(2, 3, nodes=2), scaling(1, 2, gpus=2), scaling(1, 1), scaling(1, 4)
+)
+scalings = [wide, *4 * [with_gpus], *2 * [small], whole]
+results = tune.Tuner(
+    DataParallelTrainer(train),
+    param_space={"scaling_config": tune.grid_search(scalings)},
+    run_config=run_config(),
+).fit()
+assert not results.errors, results.errors
+"""
+
+
+def test_trials_are_packed_on_all_nodes_and_share_neither_cpus_nor_gpus(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    with sweeping(virtual_slurm, tmp_path, PACKED, "--gpus-per-node=4") as process:
+        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    found = places(tmp_path)
+    # The last one needs a whole node: it has waited for the end of the others.
+    together = [place for place in found if place["trial"] != "trial_00007"]
+    assert len(together) == 8
+    assert len({place["step"] for place in found}) == 8, "each trial is a step of the job"
+    cpus, gpus = defaultdict[str, int](int), defaultdict[str, list[str]](list)
+    for place in together:
+        cpus[place["node"]] += place["cpus"]
+        gpus[place["node"]] += place["gpus"]
+    assert cpus == {"node1": 4, "node2": 4, "node3": 4, "node4": 4}
+    assert {node: sorted(of_node) for node, of_node in gpus.items() if of_node} == {
+        node: ["0", "1", "2", "3"] for node in ("node3", "node4")
+    }
+    wide = [place["node"] for place in found if place["trial"] == "trial_00000"]
+    assert sorted(wide) == ["node1", "node2"]
+    assert [trial.state.value for trial in record(tmp_path).trials.values()] == 8 * ["TERMINATED"]
+
+
+TOO_LARGE = """
+tune.Tuner(
+    DataParallelTrainer(print),
+    param_space={"scaling_config": ScalingConfig(num_workers=tune.grid_search([1, 9]))},
+    run_config=run_config(),
+).fit()
+"""
+
+
+def test_a_trial_that_the_allocation_cannot_hold_is_refused_before_anything_starts(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    with sweeping(virtual_slurm, tmp_path, TOO_LARGE, nodes=2) as process:
+        assert process.wait(TIMEOUT_S) == 2, printed(tmp_path)
+    assert "trial_00001 needs 9 workers with 1 CPU each: the 2 nodes of this allocation hold " in (
+        printed(tmp_path)
+    )
+    assert not (tmp_path / "sweep").exists()
+
+
+# The first process is killed, and the second one, in the same allocation, goes on.
+KILLED = """
+import subprocess
+
+def sweep():
+    if tune.Tuner.can_restore(FOLDER / "sweep"):
+        return tune.Tuner.restore(FOLDER / "sweep", goes_on)
+    return tune.Tuner(
+        goes_on,
+        param_space={"x": tune.grid_search([1, 2, 3])},
+        run_config=run_config(),
+    )
+
+if "again" in sys.argv:
+    results = sweep().fit()
+    print("ended", [result.metrics["x"] for result in results], results.num_errors)
+else:
+    for _ in range(2):
+        begun = subprocess.run([sys.executable, __file__, "again"])
+        print("status", begun.returncode, flush=True)
+"""
+
+
+def test_a_killed_executor_costs_its_trial_alone_and_a_killed_tuner_none(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    names = [f"trial_0000{i}" for i in range(3)]
+    with sweeping(virtual_slurm, tmp_path, KILLED, nodes=2) as process:
+        wait_until(lambda: len(places(tmp_path)) == 3, lambda: printed(tmp_path), process=process)
+        executors = [status_of(tmp_path, name).owner_pid for name in names]
+        os.kill(executors[0], signal.SIGKILL)
+        wait_until(lambda: record(tmp_path).trials["trial_00000"].state.is_final, process=process)
+        (claim,) = tmp_path.glob("sweep/.claim-*/owner")
+        os.kill(json.loads(claim.read_text())["pid"], signal.SIGKILL)
+        wait_until(lambda: "trial_00001 goes on" in printed(tmp_path), process=process)
+        (tmp_path / "go").touch()
+        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    assert "status -9" in printed(tmp_path)
+    assert "ended [1, 2, 3] 1" in printed(tmp_path)
+    assert "its executor was killed" in record(tmp_path).trials["trial_00000"].reason
+    for name, executor in list(zip(names, executors, strict=True))[1:]:
+        assert status_of(tmp_path, name).owner_pid == executor
+        assert len(Result.from_path(tmp_path / "sweep" / name).attempts) == 1
+
+
+LEFT = """
+tuner = (
+    tune.Tuner.restore(FOLDER / "sweep", goes_on)
+    if tune.Tuner.can_restore(FOLDER / "sweep")
+    else tune.Tuner(
+        goes_on, param_space={"x": tune.grid_search([1, 2])}, run_config=run_config()
+    )
+)
+(FOLDER / "pid").write_text(str(os.getpid()))
+tuner.fit()
+"""
+
+
+def test_a_sweep_leaves_its_job_with_checkpoints_and_goes_on_in_another_one(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    with sweeping(virtual_slurm, tmp_path, LEFT, nodes=2) as process:
+        wait_until(lambda: len(places(tmp_path)) == 2, lambda: printed(tmp_path), process=process)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 5, printed(tmp_path)
+    assert "the sweep stopped because job" in printed(tmp_path)
+    assert "In another job Tuner.restore(" in printed(tmp_path)
+    states = [trial.state.value for trial in record(tmp_path).trials.values()]
+    assert states == ["PENDING", "PENDING"]
+    runs = [tmp_path / "sweep" / f"trial_0000{i}" for i in range(2)]
+    assert all(Result.from_path(run).checkpoint is not None for run in runs)
+    (tmp_path / "go").touch()
+    with sweeping(virtual_slurm, tmp_path, LEFT, nodes=2) as process:
+        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    for run in runs:
+        result = Result.from_path(run)
+        assert result.state == "finished"
+        steps = [metrics["step"] for metrics in result.metrics_history]
+        assert steps == list(range(len(steps))), "nothing is repeated, nothing left out"
+        assert len(set(result.job_ids)) == 2
+
+
+def test_a_lost_node_costs_only_the_trials_on_it_which_go_on_elsewhere(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    if virtual_slurm.spec.mode != "namespaces":
+        pytest.skip("nodes have no power of their own")
+    code = """
+results = tune.Tuner(
+    tune.with_resources(goes_on, {"cpu": 3}),
+    param_space={"x": tune.grid_search([1, 2, 3])},
+    run_config=run_config(failure_config=FailureConfig(node_timeout_s=5)),
+).fit()
+assert not results.errors, results.errors
+"""
+    names = [f"trial_0000{i}" for i in range(3)]
+    try:
+        with sweeping(virtual_slurm, tmp_path, code, "--no-kill") as process:
+            wait_until(
+                lambda: len(places(tmp_path)) == 3, lambda: printed(tmp_path), process=process
+            )
+            lost = record(tmp_path).trials[names[1]].slot.nodes
+            (node,) = lost
+            virtual_slurm.power_off(node)
+            wait_until(
+                lambda: f"node {node} is left out" in printed(tmp_path),
+                lambda: printed(tmp_path),
+                process=process,
+            )
+            wait_until(
+                lambda: len(Result.from_path(tmp_path / "sweep" / names[1]).attempts) == 2,
+                lambda: printed(tmp_path),
+                process=process,
+            )
+            (tmp_path / "go").touch()
+            assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    finally:
+        virtual_slurm.power_on(node)
+        virtual_slurm.wait_for_state(node, "idle")
+    trials = record(tmp_path).trials
+    assert [trial.state.value for trial in trials.values()] == 3 * ["TERMINATED"]
+    assert trials[names[1]].slot.nodes.keys().isdisjoint(lost)
+    attempts = [len(Result.from_path(tmp_path / "sweep" / name).attempts) for name in names]
+    assert attempts == [1, 2, 1]

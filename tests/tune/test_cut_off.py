@@ -1,0 +1,107 @@
+"""Trials whose node or job ends before them, played by a fake runner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hpctrain import RunStoppedError
+from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.node_slots import NodeShare, NodeSlots
+from hpctrain.tune.runner import End, Look
+from hpctrain.tune.sweep import Sweep
+from hpctrain.tune.trial import Trial
+from tests.tune.test_sweep import FakeRunner, Script, make_sweep, states
+
+
+class Breaking(FakeRunner):
+    """Its nodes break, each once, under the trials that are on them."""
+
+    broken: Mapping[str, str] = {}
+    job_ends_for: str = ""
+    seen: dict[str, list[str]]
+
+    def start(self, trial: Trial) -> None:
+        super().start(trial)
+        self.seen.setdefault(trial.trial_id, []).extend(trial.slot.nodes)
+
+    def look(self, trial: Trial) -> Look:
+        lost = {node: why for node, why in self.broken.items() if node in trial.slot.nodes}
+        if lost or trial.trial_id == self.job_ends_for:
+            self.job_ends_for = ""
+            del self.at_work[trial.trial_id]
+            end = End(failed=bool(lost), was_stopped=not lost, is_cut_off=True, lost_nodes=lost)
+            return Look(end=end)
+        return super().look(trial)
+
+
+def make(runner: Breaking, root: Path, *, nodes: int = 3, num_samples: int = 4) -> Sweep:
+    runner.seen = {}
+    sweep = make_sweep(runner, root, num_samples=num_samples)
+    sweep._slots = NodeSlots({f"n{i}": NodeShare(cpus=1) for i in range(nodes)})
+    return sweep
+
+
+def test_a_lost_node_is_left_out_and_its_trial_begins_again_elsewhere(tmp_path: Path) -> None:
+    runner = Breaking()
+    runner.broken = {"n1": "silent"}
+    sweep = make(runner, tmp_path)
+    sweep.run()
+    assert states(sweep) == 4 * ["TERMINATED"]
+    assert runner.seen["trial_00001"][0] == "n1"
+    assert "n1" not in [n for nodes in runner.seen.values() for n in nodes[1:]]
+    assert sum(nodes.count("n1") for nodes in runner.seen.values()) == 1
+    events = [json.loads(line) for line in (tmp_path / "tune.jsonl").read_text().splitlines()]
+    (left_out,) = [event for event in events if event["event"] == "node-left-out"]
+    assert (left_out["node"], left_out["reason"]) == ("n1", "silent")
+    states_of = [trial.state for trial in read_record(SweepPaths(root=tmp_path)).trials.values()]
+    assert states_of == [trial.state for trial in sweep.trials.values()]
+
+
+def test_the_last_trial_begins_again_too(tmp_path: Path) -> None:
+    runner = Breaking()
+    runner.broken = {"n0": "silent"}
+    sweep = make(runner, tmp_path, num_samples=1)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED"]
+    assert runner.seen == {"trial_00000": ["n0", "n1"]}
+
+
+def test_the_last_trial_is_not_taken_for_ended_when_its_job_ends(tmp_path: Path) -> None:
+    runner = Breaking()
+    runner.job_ends_for = "trial_00000"
+    with pytest.raises(RunStoppedError):
+        make(runner, tmp_path, num_samples=1).run()
+
+
+def test_a_trial_that_no_node_is_left_for_fails_and_the_sweep_ends(tmp_path: Path) -> None:
+    runner = Breaking()
+    runner.broken = {"n0": "silent", "n1": "silent"}
+    sweep = make(runner, tmp_path, nodes=2, num_samples=3)
+    sweep.run()
+    assert set(states(sweep)) == {"ERROR"}
+    assert "the 0 nodes of this allocation (2 more are lost)" in sweep.trials["trial_00000"].reason
+
+
+def test_the_end_of_the_job_stops_all_trials_so_that_they_go_on_in_another(tmp_path: Path) -> None:
+    runner = Breaking({f"trial_0000{i}": Script(hangs=True) for i in range(3)})
+    runner.job_ends_for = "trial_00001"
+    with pytest.raises(RunStoppedError, match="trial_00001 was stopped for the end of its job"):
+        make(runner, tmp_path).run()
+    assert not runner.at_work
+    record = read_record(SweepPaths(root=tmp_path))
+    assert {trial.state.value for trial in record.trials.values()} == {"PENDING"}
+    assert record.ended is None
+
+
+def test_a_notice_of_the_end_of_the_job_stops_all_trials(tmp_path: Path) -> None:
+    runner = Breaking({f"trial_0000{i}": Script(hangs=True) for i in range(3)})
+    sweep = make(runner, tmp_path)
+    sweep._why_leave = lambda: "its time limit ends" if runner.now >= 3 else ""
+    with pytest.raises(RunStoppedError, match="the sweep stopped because its time limit ends"):
+        sweep.run()
+    assert sorted(runner.asked) == ["trial_00000", "trial_00001", "trial_00002"]
+    assert set(states(sweep)) == {"PENDING"}
