@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -110,21 +111,27 @@ def measure_on_nodes(trials: int, num_nodes: int, seconds: tuple[float, float]) 
         script = Path(place, "script.py")
         script.write_text(_ON_NODES, encoding="utf-8")
         with VirtualCluster.start(spec, state_dir=Path(place, "c")) as cluster:
+            command = [
+                sys.executable,
+                str(script),
+                str(trials),
+                f"{place}/runs",
+                *map(str, seconds),
+            ]
             done = subprocess.run(
                 [
-                    *("salloc", "--quiet", f"--nodes={num_nodes}"),
-                    f"--ntasks-per-node={_CPUS_PER_NODE}",
-                    *(sys.executable, str(script), str(trials), f"{place}/runs"),
-                    *map(str, seconds),
+                    *("sbatch", "--wait", f"--output={place}/printed", f"--nodes={num_nodes}"),
+                    *(f"--ntasks-per-node={_CPUS_PER_NODE}", f"--wrap={shlex.join(command)}"),
                 ],
                 env={**os.environ, **cluster.environ, "HPCTRAIN_LAUNCHER": ""},
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
+                stdout=subprocess.DEVNULL,
                 timeout=3600,
             )
+        printed = Path(place, "printed").read_text(encoding="utf-8")
+        if done.returncode != 0:
+            raise SystemExit(printed)
         runs = Path(place, "runs")
-        cold = _first_step(runs / "alone") - float(done.stdout)
+        cold = _first_step(runs / "alone") - float(printed.split()[-1])
         _print_use(list(_read(runs / "sweep" / "tune.jsonl")), runs / "sweep", cold)
 
 

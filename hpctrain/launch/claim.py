@@ -77,9 +77,10 @@ class Claim:
         """
         owner = _parse_owner(self.owner)
         job_id, restarts = owner.get("job_id"), owner.get("restarts")
-        if self.is_here or not is_job_id(job_id) or not isinstance(restarts, int):
+        if self.is_here or not isinstance(job_id, str) or not isinstance(restarts, int):
             return False
-        if owner.get("cluster") != environ.variable("SLURM_CLUSTER_NAME"):
+        here = environ.variable("SLURM_CLUSTER_NAME")
+        if not is_job_id(job_id) or owner.get("cluster") != here:
             return False
         if job_id == environ.variable("SLURM_JOB_ID"):
             return restarts < environ.restart_count()

@@ -10,6 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
 
 from hpctrain import environ
 from hpctrain.config import RunConfig, ScalingConfig
@@ -134,7 +135,7 @@ def _look_at_nodes(nodes: Iterable[str]) -> tuple[list[str], Mapping[str, int]]:
 def _find_capacity(most_trials: float) -> Capacity:
     """Return what this machine has for trials, or the allocation on it."""
     cpus = len(os.sched_getaffinity(0))
-    mem_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    mem_bytes: float = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if (node := _own_node()) is not None:
         # Not every site binds a job to its CPUs.
         cpus = min(cpus, node.cpus or cpus)
@@ -150,7 +151,7 @@ def _own_node() -> AllocatedNode | None:
     return read_allocation(environ.environment(), [name], {})[name]
 
 
-def find_launcher(run_config: RunConfig) -> str:
+def find_launcher(run_config: RunConfig) -> Literal["local", "allocation"]:
     """Return how trials start: ``local``, or ``allocation`` on the nodes of one. Not collective.
 
     In an allocation of one node, from that node itself, trials are processes of it.

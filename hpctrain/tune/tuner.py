@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpctrain import environ
 from hpctrain.checks import given_or_default
@@ -314,7 +314,9 @@ class Tuner:
             )
         return paths
 
-    def _run_config_of(self, paths: SweepPaths, trial_id: str, launcher: str) -> RunConfig:
+    def _run_config_of(
+        self, paths: SweepPaths, trial_id: str, launcher: Literal["local", "allocation"]
+    ) -> RunConfig:
         return replace(
             self._run_config,
             name=trial_id,

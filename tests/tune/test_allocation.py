@@ -25,6 +25,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 TIMEOUT_S = 90
+SIZE = ("--ntasks-per-node=4",)
 
 # Each rank of a trial says where it is, and waits until as many as it is to meet are there.
 TRIALS = """
@@ -50,7 +51,6 @@ def say_where(config):
         "step": os.environ["SLURM_STEP_ID"],
         "cpus": int(os.environ["SLURM_CPUS_PER_TASK"]),
         "gpus": [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu],
-        "mem": os.environ.get("SLURM_MEM_PER_NODE"),
     }
     (FOLDER / f".{name}.{rank}").write_text(json.dumps(place))
     os.rename(FOLDER / f".{name}.{rank}", FOLDER / f"{name}.{rank}.place")
@@ -77,10 +77,6 @@ def script(folder: Path, code: str) -> Path:
     return path
 
 
-def salloc(*options: str, nodes: int = 4) -> list[str]:
-    return ["salloc", "--quiet", f"--nodes={nodes}", "--ntasks-per-node=4", *options]
-
-
 def environment(cluster: VirtualCluster, folder: Path) -> dict[str, str]:
     return {**os.environ, **cluster.environ, "HPCTRAIN_LAUNCHER": "", "FOLDER": str(folder)}
 
@@ -92,7 +88,10 @@ def sweeping(
     """Run a script in an allocation, for the time of the block at most."""
     with open(folder / "printed", "a", encoding="utf-8") as printed:
         process = subprocess.Popen(
-            [*salloc(*options, nodes=nodes), sys.executable, str(script(folder, code))],
+            [
+                *("salloc", "--quiet", f"--nodes={nodes}", *SIZE, *options),
+                *(sys.executable, str(script(folder, code))),
+            ],
             env=environment(cluster, folder),
             stdout=printed,
             stderr=subprocess.STDOUT,
@@ -104,6 +103,24 @@ def sweeping(
         if process.poll() is None:
             process.terminate()
             process.wait(TIMEOUT_S)
+
+
+def run_job(cluster: VirtualCluster, folder: Path, code: str, *options: str) -> int:
+    """Run a script in a batch job, and return its exit status.
+
+    On a node, where Slurm's controller reaches an srun that waits for a step that is ending.
+    """
+    ended = folder / "status"
+    save_status = f"echo $? > {ended}.new; mv {ended}.new {ended}"
+    command = f"{sys.executable} {script(folder, code)}; {save_status}"
+    submitted = subprocess.run(
+        ["sbatch", *SIZE, *options, f"--output={folder}/printed", f"--wrap={command}"],
+        env=environment(cluster, folder),
+        timeout=TIMEOUT_S,
+    )
+    assert submitted.returncode == 0
+    wait_until(ended.exists, lambda: printed(folder), timeout_s=TIMEOUT_S)
+    return int(ended.read_text())
 
 
 def printed(folder: Path) -> str:
@@ -154,8 +171,9 @@ assert not results.errors, results.errors
 def test_trials_are_packed_on_all_nodes_and_share_neither_cpus_nor_gpus(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
-    with sweeping(virtual_slurm, tmp_path, PACKED, "--gpus-per-node=4") as process:
-        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    assert run_job(virtual_slurm, tmp_path, PACKED, "--nodes=4", "--gpus-per-node=4") == 0, printed(
+        tmp_path
+    )
     found = places(tmp_path)
     # The last one needs a whole node: it has waited for the end of the others.
     together = [place for place in found if place["trial"] != "trial_00007"]
@@ -318,3 +336,56 @@ assert not results.errors, results.errors
     assert trials[names[1]].slot.nodes.keys().isdisjoint(lost)
     attempts = [len(Result.from_path(tmp_path / "sweep" / name).attempts) for name in names]
     assert attempts == [1, 2, 1]
+
+
+ON_ONE_NODE = """
+def train(config):
+    assert "SLURM_STEP_ID" not in os.environ, "it is a process of the node, and no step"
+    mine = FOLDER / f"{config['x']}.place"
+    mine.write_text("{}")
+    hpctrain.report({"at_once": len(list(FOLDER.glob("*.place")))})
+    time.sleep(0.5)
+    mine.unlink()
+
+results = tune.Tuner(
+    train, param_space={"x": tune.grid_search([1, 2, 3, 4])}, run_config=run_config()
+).fit()
+assert not results.errors
+print("at once", max(result.metrics["at_once"] for result in results))
+"""
+
+
+def test_a_sweep_on_one_node_of_an_allocation_has_its_cpus_and_no_more(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    status = run_job(virtual_slurm, tmp_path, ON_ONE_NODE, "--nodes=1", "--ntasks-per-node=1")
+    assert status == 0, printed(tmp_path)
+    assert "at once 1" in printed(tmp_path)
+
+
+WITH_MEMORY = """
+def train(config):
+    say_where(config)
+    await_files("*.place", 5)
+    hpctrain.report({"x": 1})
+
+large = ScalingConfig(resources_per_worker={"memory": 3 * 2**30})
+results = tune.Tuner(
+    DataParallelTrainer(train),
+    param_space={"scaling_config": tune.grid_search([*5 * [large], ScalingConfig()])},
+    tune_config=tune.TuneConfig(max_concurrent_trials=5),
+    run_config=run_config(),
+).fit()
+assert not results.errors, results.errors
+"""
+
+
+def test_trials_with_memory_share_it_out_and_others_run_beside_them(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    # 8 GiB on each node.
+    status = run_job(virtual_slurm, tmp_path, WITH_MEMORY, "--nodes=3")
+    assert status == 0, printed(tmp_path)
+    found = {place["trial"]: place for place in places(tmp_path)}
+    nodes = [found[f"trial_0000{i}"]["node"] for i in range(5)]
+    assert nodes == ["node1", "node1", "node2", "node2", "node3"]
