@@ -342,7 +342,12 @@ _SWEEP = (
 _TRIAL = (
     ("trial", "string", "its name"),
     ("path", "string", "its run directory"),
-    ("state", "string", "``PENDING``, ``RUNNING``, ``STOPPING``, ``TERMINATED`` or ``ERROR``"),
+    (
+        "state",
+        "string",
+        "``PENDING``, ``RUNNING``, ``PAUSING``, ``PAUSED``, ``STOPPING``, ``TERMINATED`` or "
+        "``ERROR``",
+    ),
     ("reports", "integer", "number of its last report"),
     ("config", "object", "its configuration; what JSON cannot hold is text"),
     ("metrics", "object", "rank 0's metrics of that report"),

@@ -131,6 +131,9 @@ def stop(
             f"They are listed by: hpctrain tune status {paths.root}"
         )
         raise ConfigError(f"the sweep {paths.root} has no trial {trial!r}. {meant}")
+    if record.trials[trial].state.value == "PAUSED":
+        say(f"{trial} is paused, and goes on when it has a slot. Stop it then.")
+        return
     run = RunPaths(paths.run(trial))
     status = read_status(run)
     if status is None or status.state.is_final:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hpctrain.rundir.files import append_durably, write_atomic
 from hpctrain.rundir.reading import damaged, is_time, read_lines
 from hpctrain.rundir.trust import read_own
 from hpctrain.tune.slots import Slot
-from hpctrain.tune.trial import Trial, TrialEvent
+from hpctrain.tune.trial import Origin, Transfer, Trial, TrialEvent
 
 FORMAT = 1
 _OWNER_ONLY = FILE_MODE & 0o600
@@ -39,9 +39,15 @@ class SweepPaths:
         """Search space and settings, a pickle."""
         return self.root / "tuner.pkl"
 
-    def config(self, trial_id: str) -> Path:
-        """Return the file of a configuration that JSON cannot hold, a pickle."""
-        return self.root / "configs" / f"{trial_id}.pkl"
+    def config(self, trial_id: str, number: int = 0) -> Path:
+        """Return the file of a configuration that JSON cannot hold, a pickle.
+
+        Parameters
+        ----------
+        number
+            Of the transfer that it came with; 0 for the first one.
+        """
+        return self.root / "configs" / f"{trial_id}{f'-{number}' if number else ''}.pkl"
 
     def run(self, trial_id: str) -> Path:
         """Return the run directory of a trial."""
@@ -73,15 +79,41 @@ class SweepLedger:
         ConfigError
             If the configuration cannot be pickled.
         """
-        is_exact = is_plain(trial.config)
-        if not is_exact:
-            path = self.paths.config(trial.trial_id)
-            content = spec.pack(trial.config, what=f"the configuration of {trial.trial_id}")
-            path.parent.mkdir(DIRECTORY_MODE, exist_ok=True)
-            write_atomic(path, content, mode=_OWNER_ONLY, durable=True)
+        is_exact = self._keep(trial, trial.config, 0)
         self.append(
             "trial-added", trial=trial.trial_id, config=trial.config, config_is_exact=is_exact
         )
+
+    def add_transfer(self, trial: Trial, transfer: Transfer) -> None:
+        """Write down that a trial is to go on as another one. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration cannot be pickled.
+        """
+        is_exact = self._keep(trial, transfer.config, transfer.number)
+        self.append(
+            "trial-perturbed",
+            trial=trial.trial_id,
+            donor=transfer.donor,
+            checkpoint=transfer.checkpoint,
+            number=transfer.number,
+            iteration=transfer.iteration,
+            seconds=transfer.seconds,
+            config=transfer.config,
+            config_is_exact=is_exact,
+        )
+
+    def _keep(self, trial: Trial, config: Mapping[str, Any], number: int) -> bool:
+        """Write a configuration that JSON cannot hold; return whether it can."""
+        if is_plain(config):
+            return True
+        path = self.paths.config(trial.trial_id, number)
+        content = spec.pack(config, what=f"the configuration of {trial.trial_id}")
+        path.parent.mkdir(DIRECTORY_MODE, exist_ok=True)
+        write_atomic(path, content, mode=_OWNER_ONLY, durable=True)
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +126,9 @@ class SweepRecord:
     """By name, in the order in which they were made."""
     ended: Mapping[str, Any] | None = None
     """The event of the end; None if the sweep goes on, or its tuner died."""
-    in_pickles: frozenset[str] = frozenset()
-    """Trials whose configuration in the ledger is only for people to read."""
+    in_pickles: frozenset[tuple[str, int]] = frozenset()
+    """Configurations that the ledger only has for people to read: name of the trial, and number
+    of the transfer that it came with (0: the first one)."""
 
 
 def read_record(paths: SweepPaths) -> SweepRecord:
@@ -135,7 +168,15 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
         elif kind == "trial-added" and trial is None:
             trials[event["trial"]] = Trial(trial_id=event["trial"], config=event["config"])
             if not event.get("config_is_exact", True):
-                in_pickles.add(event["trial"])
+                in_pickles.add((event["trial"], 0))
+        elif kind == "trial-perturbed" and trial is not None and _is_inside(event, trials):
+            trial.perturb(_transfer_of(event))
+            if not event.get("config_is_exact", True):
+                in_pickles.add((event["trial"], event["number"]))
+        elif kind == "trial-cloned" and trial is not None and trial.transfer is not None:
+            trial.receive(
+                Origin(transfer=trial.transfer, report=event["report"], attempt=event["attempt"])
+            )
         elif trial is not None and kind in _EVENT_OF:
             trial.apply(_EVENT_OF[kind])
             if kind == "trial-started":
@@ -145,6 +186,8 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
             trial.reports = event.get("reports", trial.reports)
             if kind == "trial-stop":
                 trial.stopped_after = trial.reports
+            elif kind == "trial-retry" and event.get("anew"):
+                trial.begin_anew()
     if started is None:
         return None
     return SweepRecord(
@@ -152,27 +195,35 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
     )
 
 
-def read_configs(paths: SweepPaths, record: SweepRecord) -> dict[str, Mapping[str, Any]]:
-    """Return the configurations of all trials. Not collective. Opens pickles.
+def put_configs(paths: SweepPaths, record: SweepRecord) -> None:
+    """Give all trials of a record the configurations that they have. Not collective.
+
+    Opens pickles.
 
     Raises
     ------
     ConfigError
         If others could have written a pickle, or one is gone.
     """
-    configs = {}
     for trial_id, trial in record.trials.items():
-        configs[trial_id] = trial.config
-        if trial_id in record.in_pickles:
-            path = paths.config(trial_id)
-            try:
-                configs[trial_id] = read_pickle(path)
-            except FileNotFoundError as error:
-                raise ConfigError(
-                    f"{path} is gone, which has the configuration of {trial_id}. Bring it back, or "
-                    f"begin another sweep."
-                ) from error
-    return configs
+        last = trial.origins[-1].transfer.number if trial.origins else 0
+        if (trial_id, last) in record.in_pickles:
+            trial.config = _read_config(paths, trial_id, last)
+        coming = trial.transfer
+        if coming is not None and (trial_id, coming.number) in record.in_pickles:
+            config = _read_config(paths, trial_id, coming.number)
+            trial.transfer = replace(coming, config=config)
+
+
+def _read_config(paths: SweepPaths, trial_id: str, number: int) -> Any:
+    path = paths.config(trial_id, number)
+    try:
+        return read_pickle(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} is gone, which has the configuration of {trial_id}. Bring it back, or "
+            f"begin another sweep."
+        ) from error
 
 
 def read_pickle(path: Path) -> Any:
@@ -215,8 +266,20 @@ def is_plain(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
+def _is_inside(event: Mapping[str, Any], trials: Mapping[str, Trial]) -> bool:
+    """Return whether a transfer is from a checkpoint of a trial, and not from elsewhere."""
+    name = event["checkpoint"]
+    return event["donor"] in trials and Path(name).parts == (name,) and name != ".."
+
+
+def _transfer_of(event: Mapping[str, Any]) -> Transfer:
+    return Transfer(**{name: event[name] for name in (*_OF_TRANSFER, "time")})
+
+
 _EVENT_OF = {
     "trial-started": TrialEvent.STARTED,
+    "trial-pause": TrialEvent.PAUSE,
+    "trial-paused": TrialEvent.PAUSED,
     "trial-stop": TrialEvent.STOP,
     "trial-ended": TrialEvent.ENDED,
     "trial-failed": TrialEvent.FAILED,
@@ -233,8 +296,14 @@ _KINDS: Mapping[str, Any] = {
     "nodes": dict,
     "reports": int,
     "reason": (str, type(None)),
+    **dict.fromkeys(("donor", "checkpoint"), str),
+    **dict.fromkeys(("number", "iteration", "report", "attempt"), int),
+    "seconds": (int, float),
 }
+_OF_TRANSFER = ("number", "donor", "checkpoint", "iteration", "seconds", "config")
 _REQUIRED = {
     "trial-added": ("trial", "config"),
+    "trial-perturbed": ("trial", *_OF_TRANSFER),
+    "trial-cloned": ("trial", "report", "attempt"),
     **dict.fromkeys(_EVENT_OF, ("trial",)),
 }

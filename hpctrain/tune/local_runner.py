@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ from hpctrain.launch.request import Submission
 from hpctrain.launch.tail import Tail
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
-from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.metrics import is_report, read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import parse_json
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.rundir.store import CheckpointStore
 from hpctrain.scaling_config import ScalingConfig
-from hpctrain.tune.runner import End, Look, Report
+from hpctrain.tune.attempt_clock import AttemptClock
+from hpctrain.tune.clones import Clones
+from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
-from hpctrain.tune.trial import Trial
+from hpctrain.tune.trial import Origin, Transfer, Trial
 
 
 @dataclass(kw_only=True)
@@ -36,6 +38,7 @@ class _Watch:
     reports: Tail
     life: LifeTest
     clock: AttemptClock
+    has_saved: bool = False
 
 
 class LocalRunner:
@@ -58,6 +61,7 @@ class LocalRunner:
     ) -> None:
         self._make_trainer, self._run_of = make_trainer, run_of
         self._watches: dict[str, _Watch] = {}
+        self._clones = Clones(run_of)
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need. Not collective."""
@@ -96,6 +100,9 @@ class LocalRunner:
         gpus = trial.slot.gpus
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         submit_prepared(self.prepare(trial), slot=variables)
+        # What was seen of an executor before says nothing about this one.
+        watch = self._watch(trial)
+        watch.life = LifeTest(watch.paths, job_is_alive)
 
     def attach(self, trial: Trial) -> bool:
         """Return whether the run of a trial goes on, or has come to an end by itself.
@@ -130,6 +137,62 @@ class LocalRunner:
             return Look(reports=reports)
         assert status is not None
         return Look(reports=reports, end=_end_of(watch.paths, status, has_died=has_died))
+
+    def find_saved(self, trial: Trial) -> Saved | None:
+        """Return the newest committed checkpoint of a trial; None if there is none yet.
+
+        Not collective.
+        """
+        watch = self._watch(trial)
+        manifests = CheckpointStore(watch.paths.checkpoints).manifests()
+        if not manifests:
+            return None
+        newest, last = manifests[-1], trial.origins[-1] if trial.origins else None
+        if last is not None and (newest.report, newest.attempt) == (last.report, last.attempt):
+            # It is the one that came from another trial.
+            done = last.transfer.iteration, last.transfer.seconds
+        else:
+            done = self._done(
+                trial, watch, newest.report, attempt=newest.attempt, time=newest.created_at
+            )
+        return Saved(name=newest.name, iteration=done[0], seconds=done[1])
+
+    def has_saved(self, trial: Trial) -> bool:
+        """Return whether a report of a trial came with a checkpoint, committed or not.
+
+        Not collective.
+        """
+        watch = self._watch(trial)
+        watch.has_saved = (
+            watch.has_saved
+            or any(line["checkpoint"] for line in read_reports(watch.paths))
+            or bool(CheckpointStore(watch.paths.checkpoints).manifests())
+        )
+        return watch.has_saved
+
+    def hold(self, trial: Trial, transfer: Transfer) -> None:
+        """Keep the checkpoint of a transfer from being deleted until `release`. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If it is gone.
+        """
+        self._clones.hold(trial, transfer)
+
+    def release(self, trial: Trial) -> None:
+        """Let the checkpoint of a transfer be deleted, if one is held. Not collective."""
+        self._clones.release(trial)
+
+    def clone(self, trial: Trial, transfer: Transfer) -> Origin:
+        """Put a checkpoint of another trial in the place of the last one. Not collective.
+
+        Raises
+        ------
+        HpctrainError
+            If it is gone, or cannot be written.
+        """
+        return self._clones.clone(trial, transfer)
 
     def stop(self, trial: Trial) -> None:
         """Ask the run of a trial to stop at its next report. Not collective."""
@@ -168,9 +231,11 @@ class LocalRunner:
         return watch
 
     def _report(self, trial: Trial, watch: _Watch, line: Mapping[str, Any]) -> Report:
-        seconds = watch.clock.seconds_until(line["time"], attempt=line["attempt"])
+        iteration, seconds = self._done(
+            trial, watch, line["report"], attempt=line["attempt"], time=line["time"]
+        )
         added = {
-            "training_iteration": line["report"],
+            "training_iteration": iteration,
             "time_total_s": seconds,
             "trial_id": trial.trial_id,
         }
@@ -181,34 +246,16 @@ class LocalRunner:
             is_partial="partial" in line,
         )
 
-
-@dataclass(kw_only=True)
-class AttemptClock:
-    """Counts the seconds of the attempts of a run, without those between them."""
-
-    paths: RunPaths
-    _spans: dict[int, tuple[float, float | None]] = field(default_factory=dict)
-
-    def seconds_until(self, now: float, *, attempt: int) -> float:
-        """Return the seconds of all attempts up to a time in one of them. Not collective."""
-        if attempt not in self._spans:
-            self._read()
-        begun, _ = self._spans.get(attempt, (now, None))
-        earlier = (
-            max(0.0, end - start)
-            for number, (start, end) in self._spans.items()
-            if number < attempt and end is not None
-        )
-        return sum(earlier) + max(0.0, now - begun)
-
-    def _read(self) -> None:
-        for event in read_events(self.paths):
-            number = event.get("attempt")
-            if event["event"] == "attempt-started" and number is not None:
-                self._spans[number] = event["time"], None
-            elif event["event"] == "attempt-ended" and number in self._spans:
-                start, _ = self._spans[number]
-                self._spans[number] = start, event["time"]
+    def _done(
+        self, trial: Trial, watch: _Watch, report: int, *, attempt: int, time: float
+    ) -> tuple[int, float]:
+        """Return the reports and seconds that led to a report, also those of other trials."""
+        origin = trial.origin_of(attempt)
+        if origin is None:
+            return report, watch.clock.seconds_until(time, attempt=attempt)
+        since = watch.clock.seconds_until(time, attempt=attempt, after=origin.attempt)
+        before = origin.transfer
+        return before.iteration + report - origin.report, before.seconds + since
 
 
 def _end_of(paths: RunPaths, status: RunStatus, *, has_died: bool) -> End:

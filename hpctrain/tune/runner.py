@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hpctrain.tune.slots import Need
-from hpctrain.tune.trial import Trial
+from hpctrain.tune.trial import Origin, Transfer, Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,17 @@ class Report:
     """With ``training_iteration``, ``time_total_s`` and ``trial_id``, unless it has such itself."""
     is_partial: bool = False
     """Whether later reports may have more metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """The newest committed checkpoint of a trial."""
+
+    name: str
+    iteration: int
+    """Reports that have led to it, over all trials that it comes from."""
+    seconds: float
+    """Seconds of training that have led to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +73,25 @@ class TrialRunner(Protocol):
 
     def look(self, trial: Trial) -> Look:
         """Return what is new of a trial that was begun."""
+
+    def find_saved(self, trial: Trial) -> Saved | None:
+        """Return the newest committed checkpoint of a trial; None if there is none yet."""
+
+    def has_saved(self, trial: Trial) -> bool:
+        """Return whether a report of a trial came with a checkpoint, committed or not."""
+
+    def hold(self, trial: Trial, transfer: Transfer) -> None:
+        """Keep the checkpoint of a transfer from being deleted; raises HpctrainError if it is."""
+
+    def release(self, trial: Trial) -> None:
+        """Let it be deleted, if one is held."""
+
+    def clone(self, trial: Trial, transfer: Transfer) -> Origin:
+        """Put a checkpoint of another trial in the place of the last one, while none runs it.
+
+        Raises HpctrainError if it is gone, or cannot be written. A clone that was begun before is
+        begun again.
+        """
 
     def stop(self, trial: Trial) -> None:
         """Ask the run of a trial to stop at its next report; returns at once."""

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from hpctrain import timeouts
 from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, TrainingFailedError
 from hpctrain.metric_names import all_names, explain_unknown, has_metric
 from hpctrain.rundir.display import format_metrics
-from hpctrain.tune.ledger import NAME_OF, SweepLedger
+from hpctrain.tune.adoption import replay
+from hpctrain.tune.learners import Learners
+from hpctrain.tune.ledger import SweepLedger
 from hpctrain.tune.node_slots import NodeSlots
+from hpctrain.tune.queue import Queue
 from hpctrain.tune.runner import End, Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource
-from hpctrain.tune.trial import Trial, TrialEvent, TrialState, name_trial
+from hpctrain.tune.stops import Stops
+from hpctrain.tune.sweep_rules import SweepRules
+from hpctrain.tune.transfers import Transfers
+from hpctrain.tune.trial import Trial, TrialEvent, TrialState
+from hpctrain.tune.trials import Trials
 
 _POLL_S = 0.1
-_AT_WORK = (TrialState.RUNNING, TrialState.STOPPING)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRules:
-    """What ends a sweep, or a trial, besides the scheduler."""
-
-    metric: str | None = None
-    """Must be in the first report of each trial."""
-    time_budget_s: float = math.inf
-    fail_fast: bool | Literal["raise"] = False
-    """Whether the first trial that fails ends all."""
-    stop_patience_s: float = timeouts.TRIAL_STOP_S
-    """Seconds after which a trial that was asked to stop is ended."""
 
 
 class Sweep:
@@ -80,18 +70,32 @@ class Sweep:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.trials: dict[str, Trial] = {}
         self.reason = ""
         """Why no more trials begin; empty if there is no reason but their number."""
-        self._source, self._scheduler, self._search = source, scheduler, search
-        self._runner, self._slots, self._ledger = runner, slots, ledger
+        self._trials = Trials(ledger)
+        self._learners = Learners(scheduler, search)
+        self._stops = Stops(runner, patience_s=rules.stop_patience_s, clock=clock)
+        self._transfers = Transfers(self._trials, runner, self._stops, show)
+        self._queue = Queue(
+            self._trials,
+            source,
+            slots,
+            learners=self._learners,
+            transfers=self._transfers,
+            fail=self._fail,
+        )
+        self._runner, self._slots = runner, slots
         self._rules, self._show, self._clock, self._sleep = rules, show, clock, sleep
         self._why_leave, self._cut_off = why_leave, ""
         self._error: HpctrainError | None = None
-        self._stopping_since: dict[str, float] = {}
         self._has_begun = False
-        self._is_starved = False
         self._is_interrupted = False
+        scheduler.set_population(self._queue)
+
+    @property
+    def trials(self) -> Mapping[str, Trial]:
+        """The trials by name, in the order in which they were made."""
+        return self._trials.by_id
 
     def run(self) -> None:
         """Run all trials. Not collective.
@@ -134,61 +138,57 @@ class Sweep:
         trials
             As the ledger has them.
         """
-        self.trials = {**trials}
-        reports = []
-        for trial_id, trial in self.trials.items():
-            self._scheduler.on_trial_add(trial_id)
-            if self._search is not None:
-                self._search.restore_trial(trial_id, trial.config)  # type: ignore[attr-defined]
-            reports += [(r.time, trial_id, r.number, r) for r in self._runner.history(trial)]
-        last_decisions: dict[str, str] = {}
-        for _, trial_id, number, report in sorted(reports, key=lambda each: each[:3]):
-            trial = self.trials[trial_id]
-            if trial.stopped_after is None or number <= trial.stopped_after:
-                last_decisions[trial_id] = self._learn(trial, report)
-            if number >= trial.reports:
-                trial.reports, trial.metrics = number, report.metrics
-        for trial in self.trials.values():
-            if trial.state.is_final:
-                self._note_end(trial, was_stopped=trial.stopped_after is not None)
-            elif trial.state in _AT_WORK:
-                self._take_over(trial, last_decisions.get(trial.trial_id, ""))
+        self._trials.by_id.update(trials)
+        replayed = replay(self.trials, self._runner, self._learners)
+        self._transfers.hold_all()
+        for trial in self._trials.at_work:
+            self._take_over(trial, replayed.decisions.get(trial.trial_id, ""))
+        for exploit in replayed.exploits:
+            self._transfers.order(exploit)
 
     def _take_over(self, trial: Trial, decision: str) -> None:
         if not self._runner.attach(trial):
-            self._change(trial, TrialEvent.INTERRUPTED)
+            self._set_aside(trial)
+            if trial.state.is_final:
+                self._note_end(trial, was_stopped=True)
             return
         self._slots.keep(trial.trial_id, self._runner.need_of(trial), trial.slot)
         self._has_begun = True
         self._show(f"{trial.trial_id} goes on")
-        if trial.state is TrialState.STOPPING:
-            self._ask_to_stop(trial)
-        elif decision == TrialScheduler.STOP:
-            self._stop(trial, f"stopped by the scheduler after report {trial.reports}")
+        if trial.state is not TrialState.RUNNING:
+            self._stops.ask(trial)
+        else:
+            self._apply(trial, decision)
 
-    def retry(self, trial: Trial) -> None:
-        """Let a trial that failed run again. Not collective."""
-        self._change(trial, TrialEvent.RETRY)
+    def retry(self, trial: Trial, *, anew: bool = False) -> None:
+        """Let a trial that failed run again. Not collective.
+
+        Parameters
+        ----------
+        anew
+            Whether its run was moved aside.
+        """
+        self._change(trial, TrialEvent.RETRY, anew=anew)
+        if anew:
+            trial.begin_anew()
 
     def _step(self) -> bool:
         """Do what is to be done now; return whether there is more to come."""
         if not self.reason:
             self._start_what_fits()
-        for trial in self._at_work():
+        for trial in self._trials.at_work:
             look = self._runner.look(trial)
             for report in look.reports:
                 self._take_report(trial, report)
             if look.end is not None:
                 self._take_end(trial, look.end)
-            elif self._is_late(trial):
-                self._runner.end(trial)
-        return bool(self._at_work()) or (not self.reason and not self._is_starved)
-
-    def _at_work(self) -> list[Trial]:
-        return [trial for trial in self.trials.values() if trial.state in _AT_WORK]
+            else:
+                self._stops.enforce(trial)
+        is_waited_for = bool(self._trials.waiting) or not self._queue.is_empty
+        return bool(self._trials.at_work) or (not self.reason and is_waited_for)
 
     def _start_what_fits(self) -> None:
-        while (trial := self._next()) is not None:
+        while (trial := self._queue.next()) is not None:
             try:
                 need = self._runner.need_of(trial)
                 slot = self._slots.take(trial.trial_id, need)
@@ -206,36 +206,12 @@ class Sweep:
                 if self.reason:
                     return
 
-    def _next(self) -> Trial | None:
-        """Return the trial that is to begin next; None if there is none now."""
-        for trial in self.trials.values():
-            if trial.state is TrialState.PENDING:
-                return trial
-        number = len(self.trials)
-        self._is_starved = False
-        if self._source.is_done(number):
-            self._is_starved = True
-            return None
-        if not self._slots.has_room:
-            # What is proposed later knows more.
-            return None
-        trial_id = name_trial(number)
-        config = self._source.next(number, trial_id)
-        if config is None:
-            # With nothing at work there is nothing that could change its mind.
-            self._is_starved = not self._at_work()
-            return None
-        trial = Trial(trial_id=trial_id, config=config)
-        self._ledger.add_trial(trial)
-        self._scheduler.on_trial_add(trial_id)
-        self.trials[trial_id] = trial
-        return trial
-
     def _begin(self, trial: Trial) -> None:
+        verb = "goes on" if trial.state is TrialState.PAUSED else "begins"
         self._change(trial, TrialEvent.STARTED, **trial.slot.to_json())
         self._runner.start(trial)
         self._has_begun = True
-        self._show(f"{trial.trial_id} begins: {_describe(trial.config)}")
+        self._show(f"{trial.trial_id} {verb}: {_describe(trial.config)}")
 
     def _take_report(self, trial: Trial, report: Report) -> None:
         if report.number <= trial.reports:
@@ -244,16 +220,25 @@ class Sweep:
         if is_first and self._rules.metric is not None:
             self._check_metric(trial, report, self._rules.metric)
         trial.reports, trial.metrics = report.number, report.metrics
-        if trial.state is not TrialState.RUNNING or self._is_interrupted:
+        is_at_work = trial.state in (TrialState.RUNNING, TrialState.PAUSING)
+        if not is_at_work or trial.transfer is not None or self._is_interrupted:
             return
-        if self._learn(trial, report) == TrialScheduler.STOP:
-            self._stop(trial, f"stopped by the scheduler after report {report.number}")
+        decision = self._learners.note_report(trial, report)
+        self._order_exploits()
+        self._apply(trial, decision)
 
-    def _learn(self, trial: Trial, report: Report) -> str:
-        decision = self._scheduler.on_result(trial.trial_id, report.metrics)
-        if self._search is not None:
-            self._search.on_trial_result(trial.trial_id, report.metrics)
-        return decision
+    def _apply(self, trial: Trial, decision: str) -> None:
+        if decision == TrialScheduler.STOP:
+            self._stop(trial, f"stopped by the scheduler after report {trial.reports}")
+        elif decision == TrialScheduler.PAUSE and trial.state is TrialState.RUNNING:
+            self._transfers.check_saved(trial)
+            self._change(trial, TrialEvent.PAUSE)
+            self._stops.ask(trial)
+
+    def _order_exploits(self) -> None:
+        for exploit in self._learners.take_exploits():
+            if not self.reason:
+                self._transfers.order(exploit)
 
     def _check_metric(self, trial: Trial, report: Report, metric: str) -> None:
         if report.is_partial or has_metric(report.metrics, metric):
@@ -268,8 +253,7 @@ class Sweep:
         self._leave_out(end.lost_nodes)
         if end.is_cut_off and not was_stopping:
             self._slots.give_back(trial.trial_id)
-            self._change(trial, TrialEvent.INTERRUPTED)
-            self._is_starved = False
+            self._set_aside(trial)
             self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
             if not end.lost_nodes:
                 self._cut_off = f"{trial.trial_id} was stopped for the end of its job"
@@ -277,23 +261,31 @@ class Sweep:
         if end.failed and not was_stopping:
             self._fail(trial, end.reason)
             return
-        if self._is_interrupted and end.was_stopped:
+        if trial.state is TrialState.PAUSING and end.was_stopped:
+            self._change(trial, TrialEvent.PAUSED)
+        elif self._is_interrupted and end.was_stopped:
             self._change(trial, TrialEvent.INTERRUPTED)
         else:
             reason = trial.reason if was_stopping else end.reason
-            self._change(trial, TrialEvent.ENDED, reason=reason)
-            self._note_end(trial, was_stopped=was_stopping)
+            self._end(trial, reason, was_stopped=was_stopping)
         self._slots.give_back(trial.trial_id)
         self._show(f"{trial.trial_id} {self._describe_end(trial)}")
+
+    def _set_aside(self, trial: Trial) -> None:
+        """Let a trial whose run is gone go on later."""
+        is_pausing = trial.state is TrialState.PAUSING
+        self._change(trial, TrialEvent.PAUSED if is_pausing else TrialEvent.INTERRUPTED)
 
     def _leave_out(self, nodes: Mapping[str, str]) -> None:
         """Begin no more trials on lost nodes."""
         for node, reason in nodes.items():
             if self._slots.leave_out(node, reason):
-                self._ledger.append("node-left-out", node=node, reason=reason)
+                self._trials.note_lost(node, reason)
                 self._show(f"node {node} is left out: {reason}")
 
     def _describe_end(self, trial: Trial) -> str:
+        if trial.state is TrialState.PAUSED:
+            return f"is paused after report {trial.reports}"
         if trial.state is TrialState.PENDING:
             return "stopped, and can be resumed"
         ended = "is finished" if not trial.reason else trial.reason.splitlines()[0]
@@ -311,64 +303,52 @@ class Sweep:
                 self._error = TrainingFailedError(f"{trial.trial_id}: {reason}")
             self._finish_early(f"{trial.trial_id} failed, and FailureConfig(fail_fast=...) is set")
 
+    def _end(self, trial: Trial, reason: str, *, was_stopped: bool) -> None:
+        self._change(trial, TrialEvent.ENDED, reason=reason)
+        self._note_end(trial, was_stopped=was_stopped)
+
     def _note_end(self, trial: Trial, *, was_stopped: bool) -> None:
-        """Tell what learns from trials that one has ended."""
-        if not was_stopped and trial.state is TrialState.TERMINATED:
-            self._scheduler.on_complete(trial.trial_id, trial.metrics)
-        if self._search is not None:
-            has_failed = trial.state is TrialState.ERROR
-            self._search.on_trial_complete(
-                trial.trial_id, None if has_failed else trial.metrics, has_failed
-            )
+        self._runner.release(trial)
+        self._learners.note_end(trial, was_stopped=was_stopped)
+        self._order_exploits()
 
     def _stop(self, trial: Trial, reason: str) -> None:
         trial.stopped_after = trial.reports
         self._change(trial, TrialEvent.STOP, reason=reason)
-        self._ask_to_stop(trial)
-
-    def _ask_to_stop(self, trial: Trial) -> None:
-        self._stopping_since[trial.trial_id] = self._clock()
-        self._runner.stop(trial)
-
-    def _is_late(self, trial: Trial) -> bool:
-        since = self._stopping_since.get(trial.trial_id, math.inf)
-        if self._clock() - since < self._rules.stop_patience_s:
-            return False
-        self._stopping_since[trial.trial_id] = self._clock()
-        return True
+        self._stops.ask(trial)
 
     def _finish_early(self, reason: str) -> None:
-        """Begin no more trials, and stop those that are at work for good."""
-        self.reason = reason
-        self._show(f"{reason}: stopping {len(self._at_work())} trials")
-        for trial in self._at_work():
-            if trial.state is TrialState.RUNNING:
+        """Begin no more trials, and stop those that have begun for good."""
+        self.reason, self._queue.is_closed = reason, True
+        self._show(f"{reason}: stopping {len(self._trials.at_work)} trials")
+        for trial in self._trials.at_work:
+            if trial.state is not TrialState.STOPPING:
                 self._stop(trial, f"stopped: {reason}")
+        for trial in self._trials.waiting:
+            if trial.state is TrialState.PAUSED:
+                trial.stopped_after = trial.reports
+                self._end(trial, f"stopped: {reason}", was_stopped=True)
 
     def _interrupt(self) -> None:
         """Stop all trials so that a restored sweep resumes them, and wait for their end."""
         self._is_interrupted = True
-        self.reason = self.reason or "interrupted"
-        at_work = self._at_work()
+        self.reason, self._queue.is_closed = self.reason or "interrupted", True
+        at_work = self._trials.at_work
         if at_work:
             self._show(f"stopping {len(at_work)} trials; Ctrl-C again leaves them running")
         for trial in at_work:
             if trial.state is TrialState.RUNNING:
-                self._ask_to_stop(trial)
+                self._stops.ask(trial)
         # Each is ended when its patience is over, and that is waited for no longer than twice.
         give_up_at = self._clock() + 2 * self._rules.stop_patience_s
-        while self._at_work() and self._clock() < give_up_at:
+        while self._trials.at_work and self._clock() < give_up_at:
             self._step()
             self._sleep(_POLL_S)
 
     def _change(self, trial: Trial, event: TrialEvent, **details: Any) -> None:
-        """Write an event down, then let it count."""
-        reported = {"reports": trial.reports, "metrics": dict(trial.metrics)}
-        self._ledger.append(NAME_OF[event], trial=trial.trial_id, **reported, **details)
-        trial.apply(event)
-        trial.reason = details.get("reason", "")
-        if trial.state not in _AT_WORK:
-            self._stopping_since.pop(trial.trial_id, None)
+        self._trials.change(trial, event, **details)
+        if trial not in self._trials.at_work:
+            self._stops.forget(trial)
 
 
 def _describe(values: Mapping[str, Any]) -> str:

@@ -11,12 +11,16 @@ from hpctrain.tune.slots import Slot
 
 
 class TrialState(str, Enum):
-    """State of a trial, by Ray Tune's names; STOPPING is between two of them."""
+    """State of a trial, by Ray Tune's names; PAUSING and STOPPING are between two of them."""
 
     PENDING = "PENDING"
     """It has a configuration, and waits for a slot."""
     RUNNING = "RUNNING"
     """Its run has begun."""
+    PAUSING = "PAUSING"
+    """Its run is asked to stop, and goes on later."""
+    PAUSED = "PAUSED"
+    """It waits for a slot, and goes on from its newest checkpoint."""
     STOPPING = "STOPPING"
     """Its run is asked to stop: the scheduler has decided so, or the time of the sweep is up."""
     TERMINATED = "TERMINATED"
@@ -35,6 +39,10 @@ class TrialEvent(str, Enum):
 
     STARTED = "started"
     """Its run begins, or is found to run."""
+    PAUSE = "pause"
+    """It is to stop, and to go on later."""
+    PAUSED = "paused"
+    """Its run has stopped for that."""
     STOP = "stop"
     """It is to end with what it has reported."""
     ENDED = "ended"
@@ -54,10 +62,22 @@ TRANSITIONS: Mapping[TrialState, Mapping[TrialEvent, TrialState]] = {
     },
     TrialState.RUNNING: {
         TrialEvent.STARTED: TrialState.RUNNING,
+        TrialEvent.PAUSE: TrialState.PAUSING,
         TrialEvent.STOP: TrialState.STOPPING,
         TrialEvent.ENDED: TrialState.TERMINATED,
         TrialEvent.FAILED: TrialState.ERROR,
         TrialEvent.INTERRUPTED: TrialState.PENDING,
+    },
+    TrialState.PAUSING: {
+        TrialEvent.PAUSED: TrialState.PAUSED,
+        TrialEvent.STOP: TrialState.STOPPING,
+        TrialEvent.ENDED: TrialState.TERMINATED,
+        TrialEvent.FAILED: TrialState.ERROR,
+    },
+    TrialState.PAUSED: {
+        TrialEvent.STARTED: TrialState.RUNNING,
+        TrialEvent.ENDED: TrialState.TERMINATED,
+        TrialEvent.FAILED: TrialState.ERROR,
     },
     TrialState.STOPPING: {
         TrialEvent.ENDED: TrialState.TERMINATED,
@@ -84,6 +104,38 @@ def next_state(state: TrialState, event: TrialEvent) -> TrialState:
     return TRANSITIONS[state].get(event, state)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """That a trial is to go on as another one: decided, and not done yet."""
+
+    number: int
+    """How many of the trial there have been, this one included."""
+    time: float
+    """When it was decided."""
+    donor: str
+    """Name of the other trial."""
+    checkpoint: str
+    """Name of its checkpoint."""
+    iteration: int
+    """Reports that had led to the checkpoint, over all trials that it comes from."""
+    seconds: float
+    """Seconds of training that had led to it."""
+    config: Mapping[str, Any]
+    """What the trial goes on with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the later reports of a trial begin: the checkpoint of another one, in its place."""
+
+    transfer: Transfer
+    """What was done."""
+    report: int
+    """Number of the trial's own report that the checkpoint has taken the place of."""
+    attempt: int
+    """Number of the last attempt before it."""
+
+
 @dataclass(kw_only=True)
 class Trial:
     """One configuration of a sweep. The sweep alone changes it."""
@@ -103,10 +155,42 @@ class Trial:
     """Number of the report after which it was asked to stop; None if it was not."""
     reason: str = ""
     """Why it was stopped, or failed."""
+    transfer: Transfer | None = None
+    """What is to be done when its run has stopped."""
+    origins: tuple[Origin, ...] = ()
+    """What was done, in order."""
+    num_transfers: int = 0
+    """How many were decided."""
 
     def apply(self, event: TrialEvent) -> None:
         """Change the state by an event. Not collective."""
         self.state = next_state(self.state, event)
+        if self.state.is_final or event is TrialEvent.STARTED:
+            self.transfer = None
+
+    def perturb(self, transfer: Transfer) -> None:
+        """Note that it is to go on as another one. Not collective."""
+        self.transfer, self.num_transfers = transfer, transfer.number
+        self.apply(TrialEvent.PAUSE)
+
+    def begin_anew(self) -> None:
+        """Note that its run was moved aside. Not collective."""
+        self.reports, self.origins = 0, ()
+
+    def receive(self, origin: Origin) -> None:
+        """Note that it is at the checkpoint of another trial, with a new configuration.
+
+        Not collective.
+        """
+        self.config, self.transfer = origin.transfer.config, None
+        self.origins = (*self.origins, origin)
+
+    def origin_of(self, attempt: int) -> Origin | None:
+        """Return where the reports of an attempt begin; None if at the trial's own beginning.
+
+        Not collective.
+        """
+        return next((each for each in reversed(self.origins) if each.attempt < attempt), None)
 
 
 def name_trial(number: int) -> str:

@@ -8,8 +8,9 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -19,30 +20,21 @@ from hpctrain.checks import given_or_default
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError, RunStoppedError
 from hpctrain.launch.begin import rename_aside
-from hpctrain.launch.dry_run import print_plan
 from hpctrain.log import log
-from hpctrain.plan import spec
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.allocation_runner import AllocationRunner
+from hpctrain.tune.first_trials import check_first_trials, make_source, print_first_plan
 from hpctrain.tune.job_end import JobEnd
-from hpctrain.tune.ledger import (
-    SweepLedger,
-    SweepPaths,
-    SweepRecord,
-    read_configs,
-    read_pickle,
-    read_record,
-)
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, SweepRecord, put_configs, read_record
 from hpctrain.tune.local_runner import LocalRunner
-from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.place import begin_anew, find_launcher, find_slots, held
 from hpctrain.tune.result_grid import ResultGrid, make_grid
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
-from hpctrain.tune.slots import Slots
-from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
-from hpctrain.tune.sweep import Sweep, SweepRules
+from hpctrain.tune.stored_tuner import StoredTuner
+from hpctrain.tune.sweep import Sweep
+from hpctrain.tune.sweep_rules import SweepRules
 from hpctrain.tune.trainable import (
     Trainable,
     check_trainable,
@@ -50,22 +42,12 @@ from hpctrain.tune.trainable import (
     name_trainable,
     run_config_of,
 )
-from hpctrain.tune.trial import Trial, TrialState, name_trial
+from hpctrain.tune.trial import TrialState
 from hpctrain.tune.tune_config import TuneConfig
-from hpctrain.tune.variants import Variants, check_space
+from hpctrain.tune.variants import check_space
 from hpctrain.uncaught import show_as
 
 _OWNER_ONLY = 0o600
-_MOST_CHECKED = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """What ``tuner.pkl`` holds."""
-
-    space: Mapping[str, Any]
-    tune_config: TuneConfig
-    run_config: RunConfig
 
 
 class Tuner:
@@ -131,11 +113,9 @@ class Tuner:
         launcher = find_launcher(self._run_config)
         config = self._tune_config
         # A second fit() of this Tuner begins with what the first one began with.
-        content = spec.pack(
-            _Stored(space=self._space, tune_config=config, run_config=self._run_config),
-            what="param_space, TuneConfig and RunConfig",
-        )
-        config = spec.unpack(content).tune_config
+        stored = StoredTuner(space=self._space, tune_config=config, run_config=self._run_config)
+        content = stored.to_bytes()
+        config = StoredTuner.from_bytes(content).tune_config
         paths = self._restored or self._new_paths()
         seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         record = None
@@ -144,6 +124,7 @@ class Tuner:
             seed = record.started.get("seed", seed)
         scheduler = config.scheduler or FIFOScheduler()
         scheduler.set_search_properties(config.metric, config.mode)
+        scheduler.check_sweep(self._space, config.search_alg)
         make_runner = LocalRunner if launcher == "local" else AllocationRunner
         runner = make_runner(
             lambda trial_id, values: make_trial_trainer(
@@ -151,9 +132,11 @@ class Tuner:
             ),
             paths.run,
         )
-        source = self._make_source(config, seed)
+        source = make_source(config, self._space, seed)
         make_slots = find_slots(launcher, config.max_concurrent_trials)
-        first = self._check_first_trials(source, runner, make_slots)
+        first = check_first_trials(source, runner, make_slots)
+        # It was checked, and is a number then.
+        assert not isinstance(config.time_budget_s, timedelta)
         rules = SweepRules(
             metric=config.metric,
             time_budget_s=float(config.time_budget_s or math.inf),
@@ -161,7 +144,7 @@ class Tuner:
         )
         check_run_directory(paths.root)
         if environ.dry_run_requested():
-            self._print_plan(source, runner, first)
+            print_first_plan(source, runner, first, count=config.num_samples)
         job_end = JobEnd()
         with held(paths), job_end.watched():
             if record is None and paths.events.exists():
@@ -223,7 +206,7 @@ class Tuner:
                 "a new sweep."
             )
         record = read_record(self._restored)
-        _put_configs(self._restored, record)
+        put_configs(self._restored, record)
         config = self._tune_config
         return make_grid(self._restored, record.trials, metric=config.metric, mode=config.mode)
 
@@ -271,13 +254,7 @@ class Tuner:
             raise ConfigError(
                 "restore(resume_errored=True, restart_errored=True): a trial can do one of both."
             )
-        try:
-            stored = read_pickle(paths.tuner)
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{paths.tuner} is gone, which has the settings of the sweep. Bring it back, or "
-                f"begin another sweep."
-            ) from error
+        stored = StoredTuner.read(paths)
         tuner = cls(
             trainable,
             param_space=stored.space,
@@ -328,54 +305,6 @@ class Tuner:
             existing="auto",
         )
 
-    def _make_source(self, config: TuneConfig, seed: int) -> ConfigSource:
-        search = config.search_alg
-        if search is None:
-            return VariantSource(
-                variants=Variants(space=self._space, seed=seed, num_samples=config.num_samples)
-            )
-        if hasattr(search, "set_search_properties"):
-            search.set_search_properties(config.metric, config.mode, self._space)
-        return SearchSource(search=search, space=self._space, num_samples=config.num_samples)
-
-    def _check_first_trials(
-        self,
-        source: ConfigSource,
-        runner: LocalRunner,
-        make_slots: Callable[[], Slots | NodeSlots],
-    ) -> Trial | None:
-        """Refuse before the start what can be known then; return the first trial, if it is."""
-        if not isinstance(source, VariantSource):
-            return None
-        first, most = None, 0
-        for number in range(min(len(source.variants), _MOST_CHECKED)):
-            trial = Trial(trial_id=name_trial(number), config=source.variants[number])
-            need = runner.need_of(trial)
-            slot = make_slots().take(trial.trial_id, need)
-            most = max(most, need.cpus)
-            if first is None and slot is not None:
-                first = trial
-                first.slot = slot
-                runner.prepare(first)
-        slots = make_slots()
-        if isinstance(slots, Slots) and most > slots.capacity.cpus:
-            log(
-                f"warning: a trial needs {most} CPUs, and this machine has "
-                f"{slots.capacity.cpus}: such trials run alone, and their workers slow each other "
-                f"down."
-            )
-        return first
-
-    def _print_plan(self, source: ConfigSource, runner: LocalRunner, first: Trial | None) -> None:
-        """Print how many trials there would be, and the plan of the first, and end the process."""
-        if isinstance(source, VariantSource) and first is not None:
-            log(f"{len(source.variants)} trials, the first of which is this:", to=sys.stdout)
-            print_plan(runner.prepare(first))
-        else:
-            count = self._tune_config.num_samples
-            log(f"{count} trials, which the search algorithm proposes", to=sys.stdout)
-        raise SystemExit(0)
-
     def _begin(self, paths: SweepPaths, content: bytes, seed: int) -> None:
         config = self._tune_config
         write_atomic(paths.tuner, content, mode=_OWNER_ONLY, durable=True)
@@ -391,7 +320,7 @@ class Tuner:
         self._show(f"sweep {paths.root.name}: {paths.root}")
 
     def _go_on(self, paths: SweepPaths, record: SweepRecord, sweep: Sweep) -> None:
-        _put_configs(paths, record)
+        put_configs(paths, record)
         SweepLedger(paths=paths).append("sweep-restored")
         ended = sum(trial.state.is_final for trial in record.trials.values())
         self._show(
@@ -402,13 +331,8 @@ class Tuner:
             if trial.state in self._retries:
                 if self._restarts_errored and paths.run(trial.trial_id).exists():
                     rename_aside(paths.run(trial.trial_id))
-                sweep.retry(trial)
+                sweep.retry(trial, anew=self._restarts_errored)
 
     def _show(self, line: str) -> None:
         if self._run_config.verbose:
             log(line, to=sys.stdout)
-
-
-def _put_configs(paths: SweepPaths, record: SweepRecord) -> None:
-    for trial_id, config in read_configs(paths, record).items():
-        record.trials[trial_id].config = config

@@ -176,7 +176,7 @@ def put_values(value: Any, values: Mapping[Path, Any], path: Path = ()) -> Any:
     if path in values:
         return values[path]
     if is_unresolved(value) or not any(each[: len(path)] == path for each in values):
-        return _copy(value)
+        return copy_containers(value)
     inside = {key: put_values(item, values, (*path, key)) for key, item in children(value)}
     if isinstance(value, Mapping):
         return inside
@@ -193,12 +193,12 @@ def _heads(values: Mapping[Path, Any]) -> set[Path]:
     return {path[:end] for path in values for end in range(1, len(path) + 1)}
 
 
-def _copy(value: Any) -> Any:
-    """Return a copy of dicts and lists: trials do not share what they may change."""
+def copy_containers(value: Any) -> Any:
+    """Return a copy of dicts and lists: trials do not share what they may change. Pure."""
     if is_unresolved(value):
         return value
     if type(value) is dict:
-        return {key: _copy(item) for key, item in value.items()}
+        return {key: copy_containers(item) for key, item in value.items()}
     if type(value) is list:
-        return [_copy(item) for item in value]
+        return [copy_containers(item) for item in value]
     return value

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
+from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, PopulationBasedTraining
 from ray.tune.search.variant_generator import generate_variants
 
 ASHA = [
@@ -29,6 +29,13 @@ ASHA = [
 MEDIAN = [
     {"time_attr": "training_iteration", "grace_period": 1, "min_samples_required": 1},
     {"time_attr": "training_iteration", "grace_period": 3, "min_samples_required": 3},
+]
+PBT: list[dict[str, Any]] = [
+    {"perturbation_interval": 3},
+    {"perturbation_interval": 2, "quantile_fraction": 0.5, "resample_probability": 0.6},
+    {"perturbation_interval": 4, "burn_in_period": 9, "perturbation_factors": [2.0, 0.5]},
+    {"perturbation_interval": 1, "quantile_fraction": 0.125, "custom_explore_fn": True},
+    {"perturbation_interval": 3, "quantile_fraction": 0.0},
 ]
 SPACES: list[dict[str, Any]] = [
     {"a": [1, 2, 3], "b": ["x", "y"]},
@@ -75,6 +82,142 @@ def record_scheduler(make: Any, options: dict[str, Any], mode: str, seed: int) -
     return {"options": options, "mode": mode, "brackets": brackets, "reports": reports}
 
 
+class _Member:
+    """A trial of a population, as far as the scheduler looks at it."""
+
+    def __init__(self, number: int, rng: random.Random) -> None:
+        self.trial_id = self.experiment_tag = f"t{number}"
+        self.status: str = "RUNNING"
+        self.checkpoint: str | None = None
+        self.last_result: dict[str, Any] = {}
+        self.temporary_state = SimpleNamespace(saving_to=None)
+        config = SimpleNamespace(num_to_keep=None)
+        manager = SimpleNamespace(checkpoint_config=config, _latest_checkpoint_result=None)
+        self.run_metadata = SimpleNamespace(checkpoint_manager=manager)
+        nested = {"momentum": rng.uniform(0.5, 0.99), "depth": rng.choice([1, 2, 3]), "kept": "x"}
+        self.config = {
+            "lr": rng.uniform(1e-4, 1e-1),
+            "size": rng.choice([16, 32, 64, 100]),
+            "steps": rng.randint(1, 100),
+            "flag": rng.random() < 0.5,
+            "nested": nested,
+        }
+
+    def is_finished(self) -> bool:
+        """Return whether it has ended."""
+        return self.status == "TERMINATED"
+
+    def set_config(self, config: dict[str, Any]) -> None:
+        """Take another configuration."""
+        self.config = config
+
+    def set_experiment_tag(self, tag: str) -> None:
+        """Take another name, which nothing looks at."""
+
+
+def mutations(rng: Any) -> dict[str, Any]:
+    """Return hyperparameters of each kind that draw from the same generator as the rule."""
+    return {
+        "lr": lambda: rng.uniform(1e-4, 1e-1),
+        "size": [16, 32, 64, 128],
+        "nested": {"momentum": lambda: rng.uniform(0.5, 0.99), "depth": [1, 2, 3]},
+        "steps": lambda: rng.randint(1, 100),
+        "flag": lambda: rng.random() < 0.5,
+    }
+
+
+def custom(config: dict[str, Any]) -> dict[str, Any]:
+    """Keep a hyperparameter inside of bounds."""
+    return {**config, "lr": min(config["lr"], 0.05)}
+
+
+def record_pbt(options: dict[str, Any], mode: str, seed: int, *, synch: bool) -> dict[str, Any]:
+    """Return reports of a population in a random order, and what becomes of its members."""
+    rng = random.Random(seed)
+    random.seed(seed)
+    given = {**options, "custom_explore_fn": custom} if "custom_explore_fn" in options else options
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        metric="m",
+        mode=mode,
+        hyperparam_mutations=mutations(random),
+        log_config=False,
+        synch=synch,
+        **given,
+    )
+    members = [_Member(number, rng) for number in range(8)]
+    begun = {each.trial_id: each.config for each in members}
+    unsaved = {"t3"} if seed % 2 else set()
+    for each in members:
+        each.checkpoint = None if each.trial_id in unsaved else "its newest"
+    done, levels = dict.fromkeys(begun, 0), {name: rng.uniform(0, 1) for name in begun}
+    exploits: list[tuple[str, str]] = []
+
+    def save(trial: _Member, result: Any) -> str | None:
+        return None if trial.trial_id in unsaved else "saved"
+
+    def pause(trial: _Member, should_checkpoint: bool) -> None:
+        trial.status = "PAUSED"
+
+    controller = SimpleNamespace(
+        search_alg=None,
+        get_trials=lambda: members,
+        get_live_trials=lambda: [each for each in members if not each.is_finished()],
+        _schedule_trial_save=save,
+        pause_trial=pause,
+    )
+    exploit = scheduler._exploit
+
+    def note(controller: Any, trial: _Member, donor: _Member) -> None:
+        exploits.append((trial.trial_id, donor.trial_id))
+        exploit(controller, trial, donor)
+        done[trial.trial_id] = done[donor.trial_id]
+
+    scheduler._exploit = note
+    for each in members:
+        each.status = "PENDING" if synch else "RUNNING"
+        scheduler.on_trial_add(controller, each)
+    by_name, steps = {each.trial_id: each for each in members}, []
+    for _ in range(90):
+        chosen = []
+        while synch and sum(each.status == "RUNNING" for each in members) < 3:
+            trial = scheduler.choose_trial_to_run(controller)
+            chosen.append(None if trial is None else trial.trial_id)
+            if trial is None:
+                break
+            trial.status = "RUNNING"
+        name = rng.choice([each.trial_id for each in members if each.status == "RUNNING"])
+        trial = by_name[name]
+        done[name] += 1
+        result = {"training_iteration": done[name], "m": round(levels[name] + rng.random(), 5)}
+        report = [name, done[name], result["m"]]
+        if not synch and done[name] > 12 and rng.random() < 0.2 and len(steps) > 50:
+            scheduler.on_trial_complete(controller, trial, result)
+            trial.status, decision = "TERMINATED", "COMPLETE"
+            done.pop(name)
+        else:
+            exploits.clear()
+            decision = scheduler.on_trial_result(controller, trial, result)
+            if decision == "PAUSE" or trial.status == "PAUSED":
+                trial.status, decision = "PAUSED", "PAUSE"
+        moved = [[to, donor, by_name[to].config] for to, donor in exploits]
+        steps.append([chosen, report, decision, moved])
+        exploits.clear()
+        if not synch and trial.status == "PAUSED":
+            trial.status = "RUNNING"
+        if sum(not each.is_finished() for each in members) < 2:
+            break
+    return {
+        "options": options,
+        "mode": mode,
+        "seed": seed,
+        "synch": synch,
+        "configs": begun,
+        "unsaved": sorted(unsaved),
+        "steps": steps,
+    }
+
+
 def main() -> None:
     """Write the file."""
     recorded = {
@@ -90,6 +233,13 @@ def main() -> None:
             for options in MEDIAN
             for mode in ("min", "max")
             for seed in range(6)
+        ],
+        "pbt": [
+            record_pbt(options, mode, seed, synch=synch)
+            for synch in (False, True)
+            for options in PBT
+            for mode in ("min", "max")
+            for seed in range(2)
         ],
         "grids": [
             {"space": space, "variants": [spec for _, spec in generate_variants(_gridded(space))]}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,127 +11,11 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError, LaunchError, TrainingFailedError, tune
-from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
-from hpctrain.tune.runner import End, Look, Report
-from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.search import Searcher
-from hpctrain.tune.slots import Capacity, Need, Slots
-from hpctrain.tune.source import SearchSource, VariantSource
-from hpctrain.tune.sweep import Sweep, SweepRules
-from hpctrain.tune.trial import TRANSITIONS, Trial, TrialEvent, TrialState, next_state
-from hpctrain.tune.variants import Variants
-
-
-@dataclass
-class Script:
-    """What a fake run does: a value at each look, then how it ends."""
-
-    values: Sequence[float] = (1.0,)
-    fails: str = ""
-    hangs: bool = False
-    """Whether it goes on without a report until it is stopped."""
-    ignores_stop: bool = False
-
-
-@dataclass
-class FakeRunner:
-    """Plays runs, one report at a look; its clock moves by one at each sleep."""
-
-    scripts: Mapping[str, Script] = field(default_factory=dict)
-    capacity: int = 2
-    now: float = 0.0
-    at_work: dict[str, int] = field(default_factory=dict)
-    made: dict[str, list[Report]] = field(default_factory=dict)
-    most_at_work: int = 0
-    asked: list[str] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)
-    started: list[str] = field(default_factory=list)
-    refuses: Mapping[str, Exception] = field(default_factory=dict)
-    interrupt_at: float = math.inf
-
-    def script(self, trial: Trial) -> Script:
-        return self.scripts.get(trial.trial_id, Script())
-
-    def need_of(self, trial: Trial) -> Need:
-        return Need(cpus=trial.config.get("cpus", 1))
-
-    def start(self, trial: Trial) -> None:
-        if trial.trial_id in self.refuses:
-            raise self.refuses[trial.trial_id]
-        self.started.append(trial.trial_id)
-        self.at_work[trial.trial_id] = 0
-        self.most_at_work = max(self.most_at_work, len(self.at_work))
-
-    def attach(self, trial: Trial) -> bool:
-        return trial.trial_id in self.at_work
-
-    def history(self, trial: Trial) -> Sequence[Report]:
-        return self.made.get(trial.trial_id, [])
-
-    def look(self, trial: Trial) -> Look:
-        name, script = trial.trial_id, self.script(trial)
-        if (name in self.asked and not script.ignores_stop) or name in self.ended:
-            del self.at_work[name]
-            return Look(end=End(failed=False, was_stopped=True))
-        done = self.at_work[name]
-        if done < len(script.values):
-            self.at_work[name] += 1
-            metrics = {"m": script.values[done], "training_iteration": done + 1}
-            report = Report(number=done + 1, time=self.now, metrics=metrics)
-            self.made.setdefault(name, []).append(report)
-            return Look(reports=[report])
-        if script.hangs:
-            return Look()
-        del self.at_work[name]
-        return Look(end=End(failed=bool(script.fails), was_stopped=False, reason=script.fails))
-
-    def stop(self, trial: Trial) -> None:
-        self.asked.append(trial.trial_id)
-
-    def end(self, trial: Trial) -> None:
-        self.ended.append(trial.trial_id)
-
-    def sleep(self, seconds: float) -> None:
-        self.now += 1
-        assert self.now < 10_000
-        if self.now >= self.interrupt_at:
-            self.interrupt_at = math.inf
-            raise KeyboardInterrupt
-
-
-def make_sweep(
-    runner: FakeRunner,
-    root: Path,
-    *,
-    num_samples: int = 4,
-    space: Mapping[str, Any] | None = None,
-    scheduler: TrialScheduler | None = None,
-    search: Any = None,
-    **rules: Any,
-) -> Sweep:
-    source: Any = VariantSource(
-        variants=Variants(space=space or {}, seed=0, num_samples=num_samples)
-    )
-    if search is not None:
-        source = SearchSource(search=search, space=space or {}, num_samples=num_samples)
-    ledger = SweepLedger(paths=SweepPaths(root=root))
-    if not ledger.paths.events.exists():
-        ledger.append("sweep-started", seed=0)
-    return Sweep(
-        source=source,
-        scheduler=scheduler or FIFOScheduler(),
-        search=search,
-        runner=runner,
-        slots=Slots(Capacity(cpus=runner.capacity)),
-        ledger=ledger,
-        rules=SweepRules(**{"stop_patience_s": 5.0, **rules}),
-        clock=lambda: runner.now,
-        sleep=runner.sleep,
-    )
-
-
-def states(sweep: Sweep) -> list[str]:
-    return [trial.state.value for trial in sweep.trials.values()]
+from hpctrain.tune.trial import TRANSITIONS, TrialEvent, TrialState, next_state
+from tests.tune.played import FakeRunner, Script, make_sweep, states
 
 
 def test_all_trials_run_and_no_more_at_once_than_fit(tmp_path: Path) -> None:

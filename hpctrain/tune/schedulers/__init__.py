@@ -10,14 +10,20 @@ if TYPE_CHECKING:
     from hpctrain.tune.schedulers.asha import ASHAScheduler as ASHAScheduler
     from hpctrain.tune.schedulers.asha import AsyncHyperBandScheduler as AsyncHyperBandScheduler
     from hpctrain.tune.schedulers.median import MedianStoppingRule as MedianStoppingRule
+    from hpctrain.tune.schedulers.pbt import PopulationBasedTraining as PopulationBasedTraining
+    from hpctrain.tune.schedulers.scheduler import Exploit as Exploit
     from hpctrain.tune.schedulers.scheduler import FIFOScheduler as FIFOScheduler
+    from hpctrain.tune.schedulers.scheduler import Population as Population
     from hpctrain.tune.schedulers.scheduler import TrialScheduler as TrialScheduler
 
 _HOME_OF = {
     "ASHAScheduler": "asha",
     "AsyncHyperBandScheduler": "asha",
+    "Exploit": "scheduler",
     "FIFOScheduler": "scheduler",
     "MedianStoppingRule": "median",
+    "Population": "scheduler",
+    "PopulationBasedTraining": "pbt",
     "TrialScheduler": "scheduler",
 }
 

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 from hpctrain.checks import check_choice, check_text, is_number, shown
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import find_number
 
-Decision = Literal["CONTINUE", "STOP"]
+Decision = Literal["CONTINUE", "STOP", "PAUSE"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploit:
+    """That a trial goes on as another one: from its newest checkpoint, with a configuration."""
+
+    trial_id: str
+    donor: str
+    """The other one."""
+    config: Mapping[str, Any]
+
+
+class Population(Protocol):
+    """What a scheduler may ask of the trials of its sweep."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all trials have been made: no further ones come."""
+
+    def has_waiting(self, *, besides: str) -> bool:
+        """Return whether another trial than this one waits for a slot."""
+
+    def can_donate(self, trial_id: str) -> bool:
+        """Return whether a trial has a committed checkpoint from which others can go on."""
+
+    def config_of(self, trial_id: str) -> Mapping[str, Any]:
+        """Return the configuration that a trial has now."""
 
 
 class TrialScheduler:
@@ -27,8 +55,14 @@ class TrialScheduler:
 
     CONTINUE: ClassVar[Decision] = "CONTINUE"
     STOP: ClassVar[Decision] = "STOP"
+    PAUSE: ClassVar[Decision] = "PAUSE"
+    """The trial stops at its next report, and goes on from its newest checkpoint when `choose`
+    returns it."""
     needs_metric: ClassVar[bool] = True
     """Whether it compares trials."""
+    is_replaying: bool = False
+    """Whether what it is told has been before the sweep was restored, and has had its
+    consequences."""
 
     def __init__(
         self,
@@ -68,6 +102,18 @@ class TrialScheduler:
                 f"TuneConfig(metric='loss', mode='min')."
             )
 
+    def check_sweep(self, space: Mapping[str, Any], search_alg: object) -> None:
+        """Refuse a sweep that the rule cannot be used with. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            Then.
+        """
+
+    def set_population(self, population: Population) -> None:  # of interest to few
+        """Take what answers questions about the trials. Not collective."""
+
     def on_trial_add(self, trial_id: str) -> None:  # nothing to note, unless a rule has to
         """Note that a trial is about to begin. Not collective."""
 
@@ -83,6 +129,28 @@ class TrialScheduler:
         metrics
             Its last ones.
         """
+
+    def on_remove(self, trial_id: str) -> None:  # after on_complete(), and where that is not called
+        """Note that a trial has ended, in whichever way. Not collective."""
+
+    def on_exploit(self, exploit: Exploit) -> None:  # of interest to what makes them
+        """Note what `take_exploits` returned before the sweep was restored. Not collective."""
+
+    def take_exploits(self) -> Sequence[Exploit]:
+        """Return which trials are to go on as others since the last call. Not collective."""
+        return ()
+
+    def choose(self, waiting: Sequence[str]) -> str | None:
+        """Return which of the trials that wait begins or goes on next; None if all have to wait.
+
+        Not collective.
+
+        Parameters
+        ----------
+        waiting
+            One or more, in the order in which they were made.
+        """
+        return waiting[0]
 
     def _score(self, metrics: Mapping[str, Any]) -> tuple[float, float] | None:
         """Return the time and the value that is larger for better trials; None if one lacks."""

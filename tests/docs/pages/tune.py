@@ -10,6 +10,10 @@ first = results
 assert len(results) == 4
 assert not results.errors
 
+# block: tune-pbt
+assert len(population) == 3
+assert not population.errors
+
 # block: tune-optuna
 assert len(results) == 3
 assert not results.errors

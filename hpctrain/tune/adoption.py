@@ -1,0 +1,86 @@
+"""What a scheduler and a search algorithm learn of a sweep whose tuner has ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hpctrain.tune.learners import Learners
+from hpctrain.tune.runner import Report, TrialRunner
+from hpctrain.tune.schedulers.scheduler import Exploit
+from hpctrain.tune.trial import Transfer, Trial, TrialState
+
+# Time, trial, and what comes first of the same time and trial.
+_Key = tuple[float, str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What a scheduler says to the last reports, which may not have had consequences."""
+
+    decisions: Mapping[str, str]
+    """By name of the trial."""
+    exploits: tuple[Exploit, ...]
+
+
+def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners) -> Replayed:
+    """Tell of all reports, transfers and ends in their order in time, and note the last reports.
+
+    Not collective.
+    """
+    scheduler = learners.scheduler
+    histories = {}
+    for trial_id, trial in trials.items():
+        learners.note_restored(trial)
+        histories[trial_id] = list(runner.history(trial))
+    moments = sorted(_moments(trials, histories), key=lambda moment: moment[0])
+    transferred = max((k[0] for k, what in moments if isinstance(what, Transfer)), default=0.0)
+    decisions: dict[str, str] = {}
+    exploits: list[Exploit] = []
+    scheduler.is_replaying = True
+    for (when, trial_id, _), what in moments:
+        trial = trials[trial_id]
+        if isinstance(what, Transfer):
+            scheduler.on_exploit(Exploit(trial_id=trial_id, donor=what.donor, config=what.config))
+        elif what is None:
+            learners.note_end(trial, was_stopped=trial.stopped_after is not None)
+        else:
+            is_last = what is histories[trial_id][-1] and trial.state is TrialState.RUNNING
+            # What has led to a transfer, of whichever trial, was looked at.
+            scheduler.is_replaying = not (is_last and when > transferred)
+            if _was_noted(trial, what):
+                decisions[trial_id] = learners.note_report(trial, what)
+                taken = learners.take_exploits()
+                exploits += () if scheduler.is_replaying else taken
+            scheduler.is_replaying = True
+            if what.number >= trial.reports:
+                trial.reports, trial.metrics = what.number, what.metrics
+    scheduler.is_replaying = False
+    return Replayed(decisions=decisions, exploits=tuple(exploits))
+
+
+def _was_noted(trial: Trial, report: Report) -> bool:
+    """Return whether a report came before the trial was to stop, for good or for a transfer."""
+    if trial.stopped_after is not None and report.number > trial.stopped_after:
+        return False
+    if trial.transfer is not None and report.time > trial.transfer.time:
+        return False
+    return not any(
+        report.time > origin.transfer.time and report.number <= origin.report
+        for origin in trial.origins
+    )
+
+
+def _moments(
+    trials: Mapping[str, Trial], histories: Mapping[str, list[Report]]
+) -> Iterator[tuple[_Key, Report | Transfer | None]]:
+    for trial_id, trial in trials.items():
+        reports = histories[trial_id]
+        for report in reports:
+            yield (report.time, trial_id, report.number), report
+        coming = () if trial.transfer is None else (trial.transfer,)
+        for transfer in (*(origin.transfer for origin in trial.origins), *coming):
+            yield (transfer.time, trial_id, math.inf), transfer
+        if trial.state.is_final:
+            yield (reports[-1].time if reports else 0.0, trial_id, math.inf), None

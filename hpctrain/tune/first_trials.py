@@ -1,0 +1,92 @@
+"""What is known of the trials of a sweep before it begins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from hpctrain.launch.dry_run import print_plan
+from hpctrain.log import log
+from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.node_slots import NodeSlots
+from hpctrain.tune.slots import Slots
+from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
+from hpctrain.tune.trial import Trial, name_trial
+from hpctrain.tune.tune_config import TuneConfig
+from hpctrain.tune.variants import Variants
+
+_MOST_CHECKED = 1000
+
+
+def make_source(config: TuneConfig, space: Mapping[str, Any], seed: int) -> ConfigSource:
+    """Return where the configurations of a sweep come from. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If the search algorithm cannot choose from the space.
+    """
+    search = config.search_alg
+    if search is None:
+        return VariantSource(
+            variants=Variants(space=space, seed=seed, num_samples=config.num_samples)
+        )
+    if hasattr(search, "set_search_properties"):
+        search.set_search_properties(config.metric, config.mode, space)
+    return SearchSource(search=search, space=space, num_samples=config.num_samples)
+
+
+def check_first_trials(
+    source: ConfigSource, runner: LocalRunner, make_slots: Callable[[], Slots | NodeSlots]
+) -> Trial | None:
+    """Refuse before the start what can be known then; return the first trial, if it is.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a trial is impossible.
+    """
+    if not isinstance(source, VariantSource):
+        return None
+    first, most = None, 0
+    for number in range(min(len(source.variants), _MOST_CHECKED)):
+        trial = Trial(trial_id=name_trial(number), config=source.variants[number])
+        need = runner.need_of(trial)
+        slot = make_slots().take(trial.trial_id, need)
+        most = max(most, need.cpus)
+        if first is None and slot is not None:
+            first = trial
+            first.slot = slot
+            runner.prepare(first)
+    slots = make_slots()
+    if isinstance(slots, Slots) and most > slots.capacity.cpus:
+        log(
+            f"warning: a trial needs {most} CPUs, and this machine has {slots.capacity.cpus}: "
+            f"such trials run alone, and their workers slow each other down."
+        )
+    return first
+
+
+def print_first_plan(
+    source: ConfigSource, runner: LocalRunner, first: Trial | None, *, count: int
+) -> NoReturn:
+    """Print how many trials there would be, and the plan of the first, and end the process.
+
+    Not collective.
+
+    Parameters
+    ----------
+    first
+        As `check_first_trials` returns it.
+    count
+        Of the trials that a search algorithm proposes.
+    """
+    if isinstance(source, VariantSource) and first is not None:
+        log(f"{len(source.variants)} trials, the first of which is this:", to=sys.stdout)
+        print_plan(runner.prepare(first))
+    else:
+        log(f"{count} trials, which the search algorithm proposes", to=sys.stdout)
+    raise SystemExit(0)

@@ -1,0 +1,73 @@
+"""`Learners`: what decides on trials and what proposes them, told of everything in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpctrain.tune.runner import Report
+from hpctrain.tune.schedulers.scheduler import Exploit, TrialScheduler
+from hpctrain.tune.search.searcher import SearchAlgorithm
+from hpctrain.tune.trial import Trial, TrialState
+
+
+class Learners:
+    """The scheduler and the search algorithm of a sweep.
+
+    Parameters
+    ----------
+    scheduler
+        Decides which trials go on.
+    search
+        Is sent what trials report; None if nothing learns from it.
+    """
+
+    def __init__(self, scheduler: TrialScheduler, search: SearchAlgorithm | None) -> None:
+        self.scheduler = scheduler
+        self._search = search
+
+    def note_new(self, trial: Trial) -> None:
+        """Tell of a trial that is about to begin. Not collective."""
+        self.scheduler.on_trial_add(trial.trial_id)
+
+    def note_restored(self, trial: Trial) -> None:
+        """Tell of a trial of a sweep that is restored. Not collective."""
+        self.scheduler.on_trial_add(trial.trial_id)
+        if self._search is not None:
+            self._search.restore_trial(trial.trial_id, trial.config)  # type: ignore[attr-defined]
+
+    def note_report(self, trial: Trial, report: Report) -> str:
+        """Tell of a report, and return what becomes of the trial. Not collective."""
+        decision = self.scheduler.on_result(trial.trial_id, report.metrics)
+        if self._search is not None:
+            self._search.on_trial_result(trial.trial_id, report.metrics)
+        return decision
+
+    def note_end(self, trial: Trial, *, was_stopped: bool) -> None:
+        """Tell that a trial has ended. Not collective."""
+        if not was_stopped and trial.state is TrialState.TERMINATED:
+            self.scheduler.on_complete(trial.trial_id, trial.metrics)
+        self.scheduler.on_remove(trial.trial_id)
+        if self._search is not None:
+            has_failed = trial.state is TrialState.ERROR
+            self._search.on_trial_complete(
+                trial.trial_id, None if has_failed else trial.metrics, has_failed
+            )
+
+    def take_exploits(self) -> Sequence[Exploit]:
+        """Return which trials are to go on as others. Not collective."""
+        return self.scheduler.take_exploits()
+
+    def choose(self, waiting: Sequence[Trial], *, must: bool) -> Trial | None:
+        """Return the trial that begins or goes on next; None if all wait. Not collective.
+
+        Parameters
+        ----------
+        must
+            Whether nothing is at work, and nothing else can come.
+        """
+        if not waiting:
+            return None
+        chosen = self.scheduler.choose([trial.trial_id for trial in waiting])
+        found = next((trial for trial in waiting if trial.trial_id == chosen), None)
+        # A rule that lets all of them wait would let them do so for ever.
+        return waiting[0] if found is None and must else found

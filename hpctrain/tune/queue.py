@@ -1,0 +1,112 @@
+"""`Queue`: the trials that wait for a slot, and which of them is next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpctrain.errors import HpctrainError
+from hpctrain.tune.learners import Learners
+from hpctrain.tune.node_slots import NodeSlots
+from hpctrain.tune.slots import Slots
+from hpctrain.tune.source import ConfigSource
+from hpctrain.tune.transfers import Transfers
+from hpctrain.tune.trial import Trial, TrialState, name_trial
+from hpctrain.tune.trials import Trials
+
+
+class Queue:
+    """Makes trials when there is room for them, and lets the scheduler choose.
+
+    It answers what schedulers ask (`hpctrain.tune.schedulers.Population`).
+
+    Parameters
+    ----------
+    trials
+        All of the sweep.
+    source
+        Gives configurations.
+    slots
+        What fits at the same time.
+    learners
+        Choose.
+    transfers
+        Are done before a trial goes on.
+    fail
+        Is called with a trial that cannot go on, and why.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        source: ConfigSource,
+        slots: Slots | NodeSlots,
+        *,
+        learners: Learners,
+        transfers: Transfers,
+        fail: Callable[[Trial, str], None],
+    ) -> None:
+        self.is_closed = False
+        """Whether no more trials begin."""
+        self.is_empty = False
+        """Whether there was none at the last look, and none can come."""
+        self._trials, self._source, self._slots = trials, source, slots
+        self._learners, self._transfers, self._fail = learners, transfers, fail
+
+    def next(self) -> Trial | None:
+        """Return the trial that is to begin or go on next; None if there is none now.
+
+        Not collective.
+        """
+        if not any(trial.state is TrialState.PENDING for trial in self._trials.waiting):
+            self._add()
+        ready = [trial for trial in self._trials.waiting if self._is_ready(trial)]
+        if self.is_closed or not ready:
+            return None
+        self.is_empty = False
+        return self._learners.choose(ready, must=not self._trials.at_work)
+
+    def _add(self) -> None:
+        """Make the next trial, if there is room and one to come."""
+        number = len(self._trials)
+        self.is_empty = self._source.is_done(number)
+        # What is proposed later knows more.
+        if self.is_empty or not self._slots.has_room:
+            return
+        trial_id = name_trial(number)
+        config = self._source.next(number, trial_id)
+        if config is None:
+            # With nothing at work there is nothing that could change its mind.
+            self.is_empty = not self._trials.at_work
+            return
+        trial = Trial(trial_id=trial_id, config=config)
+        self._trials.add(trial)
+        self._learners.note_new(trial)
+
+    def _is_ready(self, trial: Trial) -> bool:
+        try:
+            return self._transfers.is_ready(trial)
+        except HpctrainError as error:
+            self._fail(trial, str(error))
+            return False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all trials have been made."""
+        return self.is_closed or self._source.is_done(len(self._trials))
+
+    def has_waiting(self, *, besides: str) -> bool:
+        """Return whether another trial waits for a slot. Not collective."""
+        if self._slots.has_room:
+            # It begins at once.
+            return False
+        others = [trial for trial in self._trials.waiting if trial.trial_id != besides]
+        return bool(others) or not self.is_complete
+
+    def can_donate(self, trial_id: str) -> bool:
+        """Return whether others can go on from the checkpoint of a trial. Not collective."""
+        return self._transfers.can_donate(self._trials.by_id[trial_id])
+
+    def config_of(self, trial_id: str) -> Mapping[str, Any]:
+        """Return the configuration that a trial has now. Not collective."""
+        return self._trials.by_id[trial_id].config

@@ -1,0 +1,168 @@
+"""What Population Based Training makes of a configuration: each hyperparameter drawn anew or moved.
+
+The draws are Ray Tune's, in its order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hpctrain.checks import did_you_mean, shown
+from hpctrain.errors import ConfigError
+from hpctrain.tune.domains import Domain, Function, Grid
+from hpctrain.tune.variants import copy_containers, show_path
+from hpctrain.unresolved import Path, find_unresolved, is_grid_mapping
+
+
+def check_mutations(mutations: object, path: Path = ()) -> None:
+    """Refuse what hyperparameters cannot be drawn from. Pure.
+
+    Raises
+    ------
+    ConfigError
+        If a value is no list, domain, function or dict of such.
+    """
+    if not isinstance(mutations, Mapping):
+        raise ConfigError(
+            f"hyperparam_mutations={shown(mutations)}: a dict is needed, with the names of "
+            f"hyperparameters: {{'lr': tune.loguniform(1e-4, 1e-1), 'size': [32, 64]}}."
+        )
+    for name, values in mutations.items():
+        where = f"hyperparam_mutations: {show_path((*path, name))}"
+        if isinstance(values, (Function, Grid)) or is_grid_mapping(values):
+            raise ConfigError(
+                f"{where} is {shown(values)}, from which nothing can be drawn later. Give a list "
+                f"of values, uniform(), choice() and their like, or a function without arguments."
+            )
+        if isinstance(values, Mapping):
+            check_mutations(values, (*path, name))
+        elif isinstance(values, (list, tuple)):
+            if not values:
+                raise ConfigError(f"{where} is an empty list. Give its values.")
+        elif not isinstance(values, Domain) and not callable(values):
+            raise ConfigError(
+                f"{where} is {shown(values)}. A list of values, a domain such as uniform(), a "
+                f"function without arguments, or a dict of such is needed."
+            )
+
+
+def check_names(mutations: Mapping[str, Any], space: Any, path: Path = ()) -> None:
+    """Refuse hyperparameters that a search space lacks. Pure.
+
+    Raises
+    ------
+    ConfigError
+        If one is not there, or not in a dict.
+    """
+    for name, values in mutations.items():
+        if not isinstance(space, Mapping) or name not in space:
+            names = list(space) if isinstance(space, Mapping) else []
+            meant = did_you_mean(name, names) or (
+                f"It has {', '.join(map(str, names))}." if names else "No dict is there."
+            )
+            raise ConfigError(
+                f"hyperparam_mutations names {show_path((*path, name))!r}, which param_space "
+                f"lacks: the first value of a hyperparameter is drawn there. {meant}"
+            )
+        if isinstance(values, Mapping):
+            check_names(values, space[name], (*path, name))
+
+
+def explore(
+    config: Mapping[str, Any],
+    mutations: Mapping[str, Any],
+    *,
+    resample_probability: float,
+    factors: Sequence[float],
+    custom: Callable[[dict[str, Any]], Any] | None,
+    rng: random.Random,
+) -> dict[str, Any]:
+    """Return a configuration with other hyperparameters. Pure, as far as functions are.
+
+    Parameters
+    ----------
+    mutations
+        For each name a list (the value moves to a neighbour), a domain or a function (it is
+        multiplied by one of `factors`), or a dict of such.
+    resample_probability
+        How often a value is drawn anew in place of that.
+    custom
+        Called with the result; returns the one that counts.
+
+    Raises
+    ------
+    ConfigError
+        If a value cannot be multiplied, or a function fails or returns none.
+    """
+    changed = _explore(config, mutations, (), resample_probability, factors, rng)
+    if custom is None:
+        return changed
+    found = _call("custom_explore_fn", custom, changed)
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"custom_explore_fn returned {shown(found)}. Return the configuration, a dict."
+        )
+    for path, domain in find_unresolved(found):
+        raise ConfigError(
+            f"custom_explore_fn returned {shown(domain)} as {show_path(path)}. Return a value that "
+            f"is drawn from it."
+        )
+    return found
+
+
+def _explore(
+    config: Mapping[str, Any],
+    mutations: Mapping[str, Any],
+    path: Path,
+    resample_probability: float,
+    factors: Sequence[float],
+    rng: random.Random,
+) -> dict[str, Any]:
+    changed: dict[str, Any] = copy_containers(dict(config))
+    for name, values in mutations.items():
+        here, old = (*path, name), config[name]
+        if isinstance(values, Mapping):
+            changed[name] = _explore(old, values, here, resample_probability, factors, rng)
+        elif isinstance(values, (list, tuple)):
+            if rng.random() < resample_probability or old not in values:
+                changed[name] = rng.choice(values)
+            else:
+                index = values.index(old) + rng.choice([-1, 1])
+                changed[name] = values[min(max(index, 0), len(values) - 1)]
+        elif rng.random() < resample_probability:
+            changed[name] = _of_its_kind(old, _draw(values, here, rng))
+        else:
+            changed[name] = _of_its_kind(old, _multiply(old, rng.choice(factors), here))
+    return changed
+
+
+def _draw(values: Any, path: Path, rng: random.Random) -> Any:
+    if isinstance(values, Domain):
+        return values.sample(rng)
+    return _call(f"hyperparam_mutations: the function of {show_path(path)}", values)
+
+
+def _multiply(old: Any, factor: float, path: Path) -> Any:
+    if isinstance(old, (int, float)):
+        return old * factor
+    raise ConfigError(
+        f"{show_path(path)} is {shown(old)}, which cannot be multiplied by {factor}, as Population "
+        f"Based Training does with what is no list. Give hyperparam_mutations a list of values: "
+        f"[...] in place of choice([...])."
+    )
+
+
+def _of_its_kind(old: Any, new: Any) -> Any:
+    if isinstance(old, bool):
+        return bool(new)
+    return round(new) if isinstance(old, int) and isinstance(new, (int, float)) else new
+
+
+def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    # Whatever a user's function raises.
+    except Exception as error:
+        raise ConfigError(f"{what} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,356 @@
+"""Sweeps with Population Based Training: played by a fake runner, then of real runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain import ConfigError, tune
+from hpctrain.errors import CheckpointError
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, put_configs, read_record
+from hpctrain.tune.runner import End, Look, Report, Saved
+from hpctrain.tune.schedulers import PopulationBasedTraining
+from hpctrain.tune.slots import Need
+from hpctrain.tune.sweep import Sweep
+from hpctrain.tune.trial import Origin, Transfer, Trial, TrialState
+from tests.tune.played import FakeRunner, make_sweep, states
+
+LENGTH = 8
+
+
+class KilledError(BaseException):
+    """The tuner dies here."""
+
+
+@dataclass
+class Killer:
+    """Kills the tuner at its so-manieth moment."""
+
+    moments: int = -1
+
+    def pass_moment(self) -> None:
+        self.moments -= 1
+        if self.moments == 0:
+            raise KilledError
+
+
+@dataclass
+class PlayedPopulation(FakeRunner):
+    """Plays runs whose state is the list of all steps that have led to it."""
+
+    saved: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    """State of the newest checkpoint."""
+    loaded: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    """State of those at work."""
+    old: dict[tuple[str, str], list[tuple[str, Any]]] = field(default_factory=dict)
+    """State of each checkpoint that there ever was."""
+    gone: set[tuple[str, str]] = field(default_factory=set)
+    killer: Killer = field(default_factory=Killer)
+    saves: bool = True
+    finished: set[str] = field(default_factory=set)
+    """Runs that have come to their end, whether or not anybody has seen it."""
+
+    def attach(self, trial: Trial) -> bool:
+        return super().attach(trial) or trial.trial_id in self.finished
+
+    def need_of(self, trial: Trial) -> Need:
+        return Need(cpus=1)
+
+    def start(self, trial: Trial) -> None:
+        assert trial.transfer is None, "what is to be cloned is cloned before"
+        super().start(trial)
+        self.asked = [name for name in self.asked if name != trial.trial_id]
+        self.loaded[trial.trial_id] = list(self.saved.get(trial.trial_id, []))
+        self.config_of_run = {**getattr(self, "config_of_run", {}), trial.trial_id: trial.config}
+
+    def look(self, trial: Trial) -> Look:
+        name = trial.trial_id
+        if name in self.finished:
+            return Look(end=End(failed=False, was_stopped=False))
+        is_asked, state = name in self.asked, self.loaded[name]
+        if len(state) >= LENGTH:
+            # It began with the last checkpoint of one that has ended.
+            self.finished.add(name)
+            del self.at_work[name]
+            return Look(end=End(failed=False, was_stopped=False))
+        state.append((name, self.config_of_run[name]["lr"]))
+        reports = self.made.setdefault(name, [])
+        number = len(reports) + 1
+        metrics = {"m": sum(lr for _, lr in state), "training_iteration": len(state)}
+        reports.append(Report(number=number, time=self.now, metrics=metrics))
+        if self.saves:
+            self.saved[name] = list(state)
+            self.old[name, str(number)] = list(state)
+        end = None
+        if len(state) >= LENGTH:
+            end = End(failed=False, was_stopped=False)
+            self.finished.add(name)
+        elif is_asked:
+            end = End(failed=False, was_stopped=True)
+        if end is not None:
+            del self.at_work[name], self.loaded[name]
+        return Look(reports=reports[-1:], end=end)
+
+    def find_saved(self, trial: Trial) -> Saved | None:
+        state = self.saved.get(trial.trial_id)
+        if state is None:
+            return None
+        name = str(len(self.made[trial.trial_id]))
+        return Saved(name=name, iteration=len(state), seconds=0.0)
+
+    def hold(self, trial: Trial, transfer: Transfer) -> None:
+        if (transfer.donor, transfer.checkpoint) in self.gone:
+            raise CheckpointError("deleted")
+
+    def clone(self, trial: Trial, transfer: Transfer) -> Origin:
+        assert trial.trial_id not in self.at_work
+        self.killer.pass_moment()
+        self.hold(trial, transfer)
+        self.saved[trial.trial_id] = list(self.old[transfer.donor, transfer.checkpoint])
+        self.killer.pass_moment()
+        number = len(self.made[trial.trial_id])
+        self.old[trial.trial_id, str(number)] = self.saved[trial.trial_id]
+        return Origin(transfer=transfer, report=number, attempt=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledLedger(SweepLedger):
+    """Dies before or after it writes an event."""
+
+    killer: Killer
+
+    def append(self, event: str, **details: Any) -> None:
+        self.killer.pass_moment()
+        super().append(event, **details)
+        self.killer.pass_moment()
+
+
+def population(runner: FakeRunner, root: Path, *, number: int = 6, **options: Any) -> Sweep:
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        metric="m",
+        mode="max",
+        hyperparam_mutations={"lr": tune.uniform(0, 1)},
+        **{"perturbation_interval": 2, **options},
+    )
+    space = {"lr": tune.uniform(0, 1)}
+    scheduler.check_sweep(space, None)
+    return make_sweep(runner, root, num_samples=number, space=space, scheduler=scheduler)
+
+
+def events(root: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (root / "tune.jsonl").read_text().splitlines()]
+
+
+def check_lineages(sweep: Sweep, runner: PlayedPopulation) -> None:
+    for name, trial in sweep.trials.items():
+        state = runner.saved[name]
+        assert len(state) == LENGTH, "each is trained as long as the others"
+        assert state[-1][0] != name or state[-1][1] == trial.config["lr"]
+
+
+@pytest.mark.parametrize("synch", [False, True])
+@pytest.mark.parametrize("capacity", [1, 3, 6])
+def test_the_worst_go_on_from_the_best_whatever_fits_at_the_same_time(
+    synch: bool, capacity: int, tmp_path: Path
+) -> None:
+    runner = PlayedPopulation(capacity=capacity)
+    sweep = population(runner, tmp_path, synch=synch)
+    sweep.run()
+    assert states(sweep) == 6 * ["TERMINATED"]
+    check_lineages(sweep, runner)
+    kinds = [event["event"] for event in events(tmp_path)]
+    assert kinds.count("trial-cloned") > 1
+    assert runner.most_at_work == capacity
+    mixed = [name for name in sweep.trials if {who for who, _ in runner.saved[name]} != {name}]
+    assert mixed, "some have steps of others in their state"
+    for event in events(tmp_path):
+        if event["event"] == "trial-perturbed":
+            lineage = runner.old[event["donor"], event["checkpoint"]]
+            assert len(lineage) == event["iteration"]
+    begun = [trial.config for trial in read_record(SweepPaths(root=tmp_path)).trials.values()]
+    assert begun == [trial.config for trial in sweep.trials.values()]
+
+
+def test_a_population_that_is_killed_at_any_moment_goes_on_to_its_end(
+    each_example: Callable[[Callable[[Any], None]], None], tmp_path: Path
+) -> None:
+    seen = {"in a transfer": 0}
+
+    def check(rng: np.random.Generator) -> None:
+        root = tmp_path / str(rng.integers(2**60))
+        root.mkdir()
+        killer = Killer()
+        runner = PlayedPopulation(capacity=int(rng.integers(1, 5)), killer=killer)
+        options = {"number": 4, "synch": bool(rng.random() < 0.4)}
+        for _ in range(2):
+            killer.moments = int(rng.integers(1, 50))
+            sweep = population(runner, root, **options)
+            sweep._trials._ledger = KilledLedger(paths=SweepPaths(root=root), killer=killer)
+            sweep._interrupt = lambda: None  # type: ignore[method-assign]
+            record = read_record(SweepPaths(root=root))
+            put_configs(SweepPaths(root=root), record)
+            try:
+                sweep.adopt(record.trials)
+                sweep.run()
+            except KilledError:
+                pass
+            trials = read_record(SweepPaths(root=root)).trials.values()
+            seen["in a transfer"] += any(trial.transfer is not None for trial in trials)
+            for name in list(runner.at_work):
+                if rng.random() < 0.5:
+                    del runner.at_work[name], runner.loaded[name]
+        killer.moments = -1
+        sweep = population(runner, root, **options)
+        sweep.adopt(read_record(SweepPaths(root=root)).trials)
+        sweep.run()
+        assert states(sweep) == 4 * ["TERMINATED"]
+        check_lineages(sweep, runner)
+        record = read_record(SweepPaths(root=root))
+        assert [t.config for t in record.trials.values()] == [
+            t.config for t in sweep.trials.values()
+        ]
+
+    each_example(check)
+    assert seen["in a transfer"]
+
+
+def _until_perturbed(root: Path, runner: PlayedPopulation) -> Trial:
+    """Run a population until the tuner dies with a transfer before it."""
+    killer = runner.killer
+    sweep = population(runner, root, number=4)
+    sweep._interrupt = lambda: None  # type: ignore[method-assign]
+    order = sweep._transfers.order
+
+    def die(exploit: Any) -> None:
+        order(exploit)
+        killer.moments = 1
+
+    sweep._transfers.order = die  # type: ignore[method-assign]
+    with pytest.raises(KilledError):
+        sweep.run()
+    killer.moments = -1
+    record = read_record(SweepPaths(root=root))
+    (trial,) = [trial for trial in record.trials.values() if trial.transfer is not None]
+    return trial
+
+
+def test_a_checkpoint_that_is_gone_after_a_restore_is_replaced_by_a_newer_one(
+    tmp_path: Path,
+) -> None:
+    runner = PlayedPopulation(capacity=4)
+    trial = _until_perturbed(tmp_path, runner)
+    transfer = trial.transfer
+    assert transfer is not None
+    runner.gone.add((transfer.donor, transfer.checkpoint))
+    sweep = population(runner, tmp_path, number=4)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    sweep.run()
+    first = next(o for o in sweep.trials[trial.trial_id].origins)
+    assert first.transfer.donor == transfer.donor
+    assert first.transfer.checkpoint != transfer.checkpoint
+    assert first.transfer.config == transfer.config
+    check_lineages(sweep, runner)
+
+
+def test_a_trial_whose_other_has_no_checkpoint_any_more_fails_alone(tmp_path: Path) -> None:
+    runner = PlayedPopulation(capacity=4)
+    trial = _until_perturbed(tmp_path, runner)
+    transfer = trial.transfer
+    assert transfer is not None
+    del runner.saved[transfer.donor]
+    runner.gone |= {key for key in runner.old if key[0] == transfer.donor}
+    runner.has_saved = lambda trial: True  # type: ignore[method-assign]
+    sweep = population(runner, tmp_path, number=4, quantile_fraction=0)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    sweep.run()
+    assert sweep.trials[trial.trial_id].state is TrialState.ERROR
+    assert "deleted" in sweep.trials[trial.trial_id].reason
+    assert states(sweep).count("TERMINATED") == 3
+
+
+@pytest.mark.parametrize("capacity", [1, 4])
+def test_trials_that_save_nothing_end_the_sweep_with_what_to_do(
+    capacity: int, tmp_path: Path
+) -> None:
+    runner = PlayedPopulation(capacity=capacity, saves=False)
+    sweep = population(runner, tmp_path, number=4)
+    with pytest.raises(ConfigError, match=r"reports without a checkpoint.*get_checkpoint"):
+        sweep.run()
+    assert not runner.at_work
+
+
+def test_a_budget_of_time_ends_those_that_are_paused_too(tmp_path: Path) -> None:
+    runner = PlayedPopulation(capacity=1)
+    sweep = population(runner, tmp_path, number=3)
+    sweep._rules = type(sweep._rules)(time_budget_s=5)
+    sweep.run()
+    assert set(states(sweep)) <= {"TERMINATED", "PENDING"}
+    assert any("time_budget_s=5" in trial.reason for trial in sweep.trials.values())
+    again = population(runner, tmp_path, number=3)
+    again.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    assert not [t for t in again.trials.values() if t.state is TrialState.PAUSED]
+
+
+def test_ctrl_c_leaves_a_population_that_goes_on(tmp_path: Path) -> None:
+    runner = PlayedPopulation(capacity=2, interrupt_at=6)
+    sweep = population(runner, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run()
+    assert not runner.at_work
+    assert set(states(sweep)) <= {"PENDING", "PAUSED"}
+    again = population(runner, tmp_path)
+    again.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    again.run()
+    assert states(again) == 6 * ["TERMINATED"]
+    check_lineages(again, runner)
+
+
+def test_configurations_that_json_cannot_hold_come_with_a_transfer(tmp_path: Path) -> None:
+    def own(config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, "function": abs}
+
+    runner = PlayedPopulation(capacity=4)
+    sweep = population(runner, tmp_path, number=4, custom_explore_fn=own)
+    sweep.run()
+    paths = SweepPaths(root=tmp_path)
+    record = read_record(paths)
+    put_configs(paths, record)
+    perturbed = [trial for trial in record.trials.values() if trial.origins]
+    assert perturbed
+    assert all(trial.config["function"] is abs for trial in perturbed)
+
+
+def _damaged(lines: Sequence[str], kind: str) -> str:
+    return "\n".join(line for line in lines if f'"event": "{kind}"' not in line) + "\n"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"donor": "trial_00009"}, {"checkpoint": "../../elsewhere"}, {"checkpoint": "/etc"}],
+    ids=str,
+)
+def test_a_transfer_from_elsewhere_is_left_out(wrong: dict[str, Any], tmp_path: Path) -> None:
+    sweep = population(PlayedPopulation(capacity=2), tmp_path)
+    sweep.run()
+    lines = [{**e, **wrong} if e["event"] == "trial-perturbed" else e for e in events(tmp_path)]
+    (tmp_path / "tune.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trials = read_record(SweepPaths(root=tmp_path)).trials
+    assert all(not trial.origins and trial.transfer is None for trial in trials.values())
+
+
+@pytest.mark.parametrize("kind", ["trial-perturbed", "trial-cloned", "trial-paused"])
+def test_a_ledger_without_some_of_its_lines_still_has_its_trials(kind: str, tmp_path: Path) -> None:
+    sweep = population(PlayedPopulation(capacity=2), tmp_path)
+    sweep.run()
+    ledger = tmp_path / "tune.jsonl"
+    ledger.write_text(_damaged(ledger.read_text().splitlines(), kind))
+    trials: Mapping[str, Trial] = read_record(SweepPaths(root=tmp_path)).trials
+    assert {trial.state for trial in trials.values()} == {TrialState.TERMINATED}
+    assert all(trial.transfer is None for trial in trials.values())
