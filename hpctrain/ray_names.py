@@ -173,11 +173,11 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     },
     "hpctrain.tune.schedulers": dict.fromkeys(
         (
-            *("HyperBandScheduler", "HyperBandForBOHB", "PB2", "PopulationBasedTrainingReplay"),
+            *("HyperBandForBOHB", "PB2", "PopulationBasedTrainingReplay"),
             "ResourceChangingScheduler",
         ),
-        "there are ASHAScheduler, MedianStoppingRule and PopulationBasedTraining; subclass "
-        "TrialScheduler for another rule.",
+        "there are ASHAScheduler, HyperBandScheduler, MedianStoppingRule and "
+        "PopulationBasedTraining; subclass TrialScheduler for another rule.",
     ),
     "hpctrain.torch": {
         "TorchWorkerProfiler": "use torch.profiler.profile() in the training function, and write "

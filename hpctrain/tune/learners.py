@@ -57,6 +57,10 @@ class Learners:
         """Return which trials are to go on as others. Not collective."""
         return self.scheduler.take_exploits()
 
+    def take_stops(self) -> Sequence[str]:
+        """Return which trials that wait are to end. Not collective."""
+        return self.scheduler.take_stops()
+
     def choose(self, waiting: Sequence[Trial], *, must: bool) -> Trial | None:
         """Return the trial that begins or goes on next; None if all wait. Not collective.
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, TrainingFailedError
-from hpctrain.metric_names import all_names, explain_unknown, has_metric
-from hpctrain.rundir.display import format_metrics
 from hpctrain.tune.adoption import replay
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
@@ -20,7 +18,8 @@ from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.stops import Stops
-from hpctrain.tune.sweep_rules import SweepRules
+from hpctrain.tune.sweep_lines import describe_end, describe_values
+from hpctrain.tune.sweep_rules import SweepRules, check_metric
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trials import Trials
@@ -145,6 +144,7 @@ class Sweep:
             self._take_over(trial, replayed.decisions.get(trial.trial_id, ""))
         for exploit in replayed.exploits:
             self._transfers.order(exploit)
+        self._follow_orders()
 
     def _take_over(self, trial: Trial, decision: str) -> None:
         if not self._runner.attach(trial):
@@ -211,20 +211,20 @@ class Sweep:
         self._change(trial, TrialEvent.STARTED, **trial.slot.to_json())
         self._runner.start(trial)
         self._has_begun = True
-        self._show(f"{trial.trial_id} {verb}: {_describe(trial.config)}")
+        self._show(f"{trial.trial_id} {verb}: {describe_values(trial.config)}")
 
     def _take_report(self, trial: Trial, report: Report) -> None:
         if report.number <= trial.reports:
             return
         is_first = trial.reports == 0 and not self._is_interrupted
         if is_first and self._rules.metric is not None:
-            self._check_metric(trial, report, self._rules.metric)
+            check_metric(trial, report, self._rules.metric)
         trial.reports, trial.metrics = report.number, report.metrics
         is_at_work = trial.state in (TrialState.RUNNING, TrialState.PAUSING)
         if not is_at_work or trial.transfer is not None or self._is_interrupted:
             return
         decision = self._learners.note_report(trial, report)
-        self._order_exploits()
+        self._follow_orders()
         self._apply(trial, decision)
 
     def _apply(self, trial: Trial, decision: str) -> None:
@@ -235,18 +235,19 @@ class Sweep:
             self._change(trial, TrialEvent.PAUSE)
             self._stops.ask(trial)
 
-    def _order_exploits(self) -> None:
+    def _follow_orders(self) -> None:
+        """Do what the scheduler says of other trials than the one that was heard of."""
         for exploit in self._learners.take_exploits():
             if not self.reason:
                 self._transfers.order(exploit)
-
-    def _check_metric(self, trial: Trial, report: Report, metric: str) -> None:
-        if report.is_partial or has_metric(report.metrics, metric):
-            return
-        raise ConfigError(
-            f"{trial.trial_id} reported no {metric!r}, which TuneConfig(metric=...) names. "
-            f"{explain_unknown(metric, all_names(report.metrics))}"
-        )
+        for trial_id in self._learners.take_stops():
+            trial = self.trials[trial_id]
+            reason = f"stopped by the scheduler after report {trial.reports}"
+            if trial.state is TrialState.PAUSED:
+                self._end(trial, reason, was_stopped=True)
+                self._show(f"{trial.trial_id} {describe_end(trial)}")
+            elif trial.state in (TrialState.RUNNING, TrialState.PAUSING):
+                self._stop(trial, reason)
 
     def _take_end(self, trial: Trial, end: End) -> None:
         was_stopping = trial.state is TrialState.STOPPING
@@ -269,7 +270,7 @@ class Sweep:
             reason = trial.reason if was_stopping else end.reason
             self._end(trial, reason, was_stopped=was_stopping)
         self._slots.give_back(trial.trial_id)
-        self._show(f"{trial.trial_id} {self._describe_end(trial)}")
+        self._show(f"{trial.trial_id} {describe_end(trial)}")
 
     def _set_aside(self, trial: Trial) -> None:
         """Let a trial whose run is gone go on later."""
@@ -282,15 +283,6 @@ class Sweep:
             if self._slots.leave_out(node, reason):
                 self._trials.note_lost(node, reason)
                 self._show(f"node {node} is left out: {reason}")
-
-    def _describe_end(self, trial: Trial) -> str:
-        if trial.state is TrialState.PAUSED:
-            return f"is paused after report {trial.reports}"
-        if trial.state is TrialState.PENDING:
-            return "stopped, and can be resumed"
-        ended = "is finished" if not trial.reason else trial.reason.splitlines()[0]
-        shown = {k: v for k, v in trial.metrics.items() if k not in ("trial_id", "time_total_s")}
-        return f"{ended}: {_describe(shown)}" if shown else ended
 
     def _fail(self, trial: Trial, reason: str) -> None:
         self._slots.give_back(trial.trial_id)
@@ -310,7 +302,7 @@ class Sweep:
     def _note_end(self, trial: Trial, *, was_stopped: bool) -> None:
         self._runner.release(trial)
         self._learners.note_end(trial, was_stopped=was_stopped)
-        self._order_exploits()
+        self._follow_orders()
 
     def _stop(self, trial: Trial, reason: str) -> None:
         trial.stopped_after = trial.reports
@@ -326,7 +318,6 @@ class Sweep:
                 self._stop(trial, f"stopped: {reason}")
         for trial in self._trials.waiting:
             if trial.state is TrialState.PAUSED:
-                trial.stopped_after = trial.reports
                 self._end(trial, f"stopped: {reason}", was_stopped=True)
 
     def _interrupt(self) -> None:
@@ -349,7 +340,3 @@ class Sweep:
         self._trials.change(trial, event, **details)
         if trial not in self._trials.at_work:
             self._stops.forget(trial)
-
-
-def _describe(values: Mapping[str, Any]) -> str:
-    return format_metrics(values, most=4)

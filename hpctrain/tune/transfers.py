@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hpctrain.errors import CheckpointError, ConfigError, HpctrainError
-from hpctrain.rundir.display import format_metrics
 from hpctrain.tune.runner import Saved, TrialRunner
 from hpctrain.tune.schedulers.scheduler import Exploit
 from hpctrain.tune.stops import Stops
+from hpctrain.tune.sweep_lines import describe_values
 from hpctrain.tune.trial import Transfer, Trial, TrialState
 from hpctrain.tune.trials import Trials
 
@@ -73,7 +73,7 @@ class Transfers:
         self._trials.perturb(trial, transfer)
         self._show(
             f"{trial.trial_id} goes on as {donor.trial_id} after report {saved.iteration}: "
-            f"{format_metrics(exploit.config, most=4)}"
+            f"{describe_values(exploit.config)}"
         )
         if was_running:
             self._stops.ask(trial)
@@ -138,7 +138,7 @@ class Transfers:
         if not self._runner.has_saved(trial):
             raise ConfigError(
                 f"{trial.trial_id} has made {trial.reports} reports without a checkpoint, and the "
-                f"scheduler pauses trials and lets them go on from others' checkpoints. Save: "
+                f"scheduler pauses trials, which go on from checkpoints. Save: "
                 f"hpctrain.report(metrics, checkpoint=...), and begin with "
                 f"hpctrain.get_checkpoint()."
             )

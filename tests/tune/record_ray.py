@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
 from ray.tune.search.variant_generator import generate_variants
 
 ASHA = [
@@ -36,6 +41,13 @@ PBT: list[dict[str, Any]] = [
     {"perturbation_interval": 4, "burn_in_period": 9, "perturbation_factors": [2.0, 0.5]},
     {"perturbation_interval": 1, "quantile_fraction": 0.125, "custom_explore_fn": True},
     {"perturbation_interval": 3, "quantile_fraction": 0.0},
+]
+HYPERBAND: list[dict[str, Any]] = [
+    {"max_t": 9, "reduction_factor": 3},
+    {"max_t": 16, "reduction_factor": 2},
+    {"max_t": 20, "reduction_factor": 4},
+    {"max_t": 8, "reduction_factor": 2, "stop_last_trials": False},
+    {"max_t": 10, "reduction_factor": 2.5},
 ]
 SPACES: list[dict[str, Any]] = [
     {"a": [1, 2, 3], "b": ["x", "y"]},
@@ -89,6 +101,7 @@ class _Member:
         self.trial_id = self.experiment_tag = f"t{number}"
         self.status: str = "RUNNING"
         self.checkpoint: str | None = None
+        self.is_saving = False
         self.last_result: dict[str, Any] = {}
         self.temporary_state = SimpleNamespace(saving_to=None)
         config = SimpleNamespace(num_to_keep=None)
@@ -218,6 +231,53 @@ def record_pbt(options: dict[str, Any], mode: str, seed: int, *, synch: bool) ->
     }
 
 
+def record_hyperband(options: dict[str, Any], mode: str, seed: int) -> dict[str, Any]:
+    """Return reports of trials in a random order, and what becomes of all of them."""
+    rng = random.Random(seed)
+    scheduler = HyperBandScheduler(metric="m", mode=mode, **options)
+    members = [_Member(number, rng) for number in range(30)]
+    done, levels = {each.trial_id: 0 for each in members}, [rng.random() for _ in members]
+    stopped: list[str] = []
+
+    def stop(trial: _Member) -> None:
+        stopped.append(trial.trial_id)
+        trial.status = "TERMINATED"
+        scheduler.on_trial_remove(controller, trial)
+
+    controller = SimpleNamespace(stop_trial=stop)
+    for each in members:
+        each.status = "PENDING"
+        scheduler.on_trial_add(controller, each)
+    steps: list[Any] = []
+    while len(steps) < 300:
+        chosen = []
+        while sum(each.status == "RUNNING" for each in members) < 4:
+            trial = scheduler.choose_trial_to_run(controller)
+            chosen.append(None if trial is None else trial.trial_id)
+            if trial is None:
+                break
+            trial.status = "RUNNING"
+        running = [number for number, each in enumerate(members) if each.status == "RUNNING"]
+        if not running:
+            steps.append([chosen, None, "", []])
+            break
+        number = rng.choice(running)
+        trial = members[number]
+        done[trial.trial_id] += 1
+        value = round(levels[number] + rng.uniform(-0.3, 0.3), 5)
+        result = {"training_iteration": done[trial.trial_id], "m": value}
+        decision = scheduler.on_trial_result(controller, trial, result)
+        report = [trial.trial_id, done[trial.trial_id], value]
+        if decision == "PAUSE":
+            trial.status = "PAUSED"
+        elif decision == "STOP":
+            trial.status = "TERMINATED"
+            scheduler.on_trial_remove(controller, trial)
+        steps.append([chosen, report, decision, list(stopped)])
+        stopped.clear()
+    return {"options": options, "mode": mode, "steps": steps}
+
+
 def main() -> None:
     """Write the file."""
     recorded = {
@@ -240,6 +300,11 @@ def main() -> None:
             for options in PBT
             for mode in ("min", "max")
             for seed in range(2)
+        ],
+        "hyperband": [
+            record_hyperband(options, mode, seed)
+            for options in HYPERBAND
+            for seed, mode in enumerate(("min", "max"))
         ],
         "grids": [
             {"space": space, "variants": [spec for _, spec in generate_variants(_gridded(space))]}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,9 @@ import pytest
 from hpctrain import ConfigError, tune
 from hpctrain.tune.schedulers import Exploit, PopulationBasedTraining
 from hpctrain.tune.schedulers.explore import explore
+from tests.tune.played_population import Population
 
 RECORDED = json.loads((Path(__file__).parent / "recorded/ray.json").read_text())["pbt"]
-
-
-@dataclass
-class Population:
-    """The trials of a sweep, as a scheduler sees them."""
-
-    configs: dict[str, Any] = field(default_factory=dict)
-    unsaved: set[str] = field(default_factory=set)
-    waits: bool = False
-    is_complete: bool = True
-
-    def has_waiting(self, *, besides: str) -> bool:
-        return self.waits
-
-    def can_donate(self, trial_id: str) -> bool:
-        return trial_id not in self.unsaved
-
-    def config_of(self, trial_id: str) -> Mapping[str, Any]:
-        return self.configs[trial_id]
 
 
 class WithOneGenerator(PopulationBasedTraining):

@@ -9,6 +9,7 @@ from hpctrain.lazy_names import at_first_use
 if TYPE_CHECKING:
     from hpctrain.tune.schedulers.asha import ASHAScheduler as ASHAScheduler
     from hpctrain.tune.schedulers.asha import AsyncHyperBandScheduler as AsyncHyperBandScheduler
+    from hpctrain.tune.schedulers.hyperband import HyperBandScheduler as HyperBandScheduler
     from hpctrain.tune.schedulers.median import MedianStoppingRule as MedianStoppingRule
     from hpctrain.tune.schedulers.pbt import PopulationBasedTraining as PopulationBasedTraining
     from hpctrain.tune.schedulers.scheduler import Exploit as Exploit
@@ -21,6 +22,7 @@ _HOME_OF = {
     "AsyncHyperBandScheduler": "asha",
     "Exploit": "scheduler",
     "FIFOScheduler": "scheduler",
+    "HyperBandScheduler": "hyperband",
     "MedianStoppingRule": "median",
     "Population": "scheduler",
     "PopulationBasedTraining": "pbt",

@@ -140,6 +140,10 @@ class TrialScheduler:
         """Return which trials are to go on as others since the last call. Not collective."""
         return ()
 
+    def take_stops(self) -> Sequence[str]:
+        """Return which trials that wait are to end since the last call. Not collective."""
+        return ()
+
     def choose(self, waiting: Sequence[str]) -> str | None:
         """Return which of the trials that wait begins or goes on next; None if all have to wait.
 

@@ -1,0 +1,28 @@
+"""What a sweep prints of its trials. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpctrain.rundir.display import format_metrics
+from hpctrain.tune.trial import Trial, TrialState
+
+# Added to each report, for schedulers.
+_ADDED = ("trial_id", "time_total_s")
+
+
+def describe_values(values: Mapping[str, Any]) -> str:
+    """Return the first values of a configuration, or of metrics. Pure."""
+    return format_metrics(values, most=4)
+
+
+def describe_end(trial: Trial) -> str:
+    """Return what became of a trial whose run has ended. Pure."""
+    if trial.state is TrialState.PAUSED:
+        return f"is paused after report {trial.reports}"
+    if trial.state is TrialState.PENDING:
+        return "stopped, and can be resumed"
+    ended = "is finished" if not trial.reason else trial.reason.splitlines()[0]
+    shown = {name: value for name, value in trial.metrics.items() if name not in _ADDED}
+    return f"{ended}: {describe_values(shown)}" if shown else ended

@@ -1,0 +1,168 @@
+"""HyperBand decides as Ray Tune's does (record_ray.py), and its trials wait for each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain import ConfigError, tune
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.schedulers import HyperBandScheduler
+from hpctrain.tune.sweep import Sweep
+from tests.tune.played import make_sweep, states
+from tests.tune.played_population import (
+    KilledError,
+    KilledLedger,
+    Killer,
+    PlayedPopulation,
+    Population,
+)
+
+RECORDED = json.loads((Path(__file__).parent / "recorded/ray.json").read_text())["hyperband"]
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED)))
+def test_the_trials_that_wait_stop_and_go_on_are_those_of_ray_tune(number: int) -> None:
+    recorded = RECORDED[number]
+    scheduler = HyperBandScheduler(metric="m", mode=recorded["mode"], **recorded["options"])
+    scheduler.set_population(Population())
+    waiting = [f"t{i}" for i in range(30)]
+    for name in waiting:
+        scheduler.on_trial_add(name)
+    for chosen, report, decision, stopped in recorded["steps"]:
+        for expected in chosen:
+            assert scheduler.choose(waiting) == expected
+            waiting = [name for name in waiting if name != expected]
+        if report is None:
+            break
+        name, when, value = report
+        assert scheduler.on_result(name, {"training_iteration": when, "m": value}) == decision
+        assert sorted(scheduler.take_stops()) == sorted(stopped)
+        waiting = [each for each in waiting if each not in stopped]
+        if decision == "PAUSE":
+            waiting.append(name)
+        elif decision == "STOP":
+            scheduler.on_remove(name)
+
+
+def test_what_was_recorded_has_each_decision() -> None:
+    steps = [step for each in RECORDED for step in each["steps"]]
+    assert {"CONTINUE", "PAUSE", "STOP"} <= {decision for _, _, decision, _ in steps}
+    assert sum(len(stopped) for *_, stopped in steps) > 100
+
+
+def halving(**options: Any) -> HyperBandScheduler:
+    given = {"metric": "m", "mode": "max", "max_t": 4, "reduction_factor": 2, **options}
+    scheduler = HyperBandScheduler(**given)
+    scheduler.set_population(Population())
+    return scheduler
+
+
+def test_a_bracket_that_is_not_full_waits_while_further_trials_come() -> None:
+    scheduler, population = halving(), Population(is_complete=False)
+    scheduler.set_population(population)
+    scheduler.on_trial_add("a")
+    scheduler.on_trial_add("b")
+    for name in "ab":
+        assert scheduler.on_result(name, {"m": 1, "training_iteration": 4}) == "PAUSE"
+    assert scheduler.choose(["a", "b"]) is None
+    population.is_complete = True
+    scheduler.on_trial_add("c")
+    assert scheduler.on_result("c", {"m": 1, "training_iteration": 4}) == "STOP"
+    assert sorted(scheduler.take_stops()) == ["a", "b"]
+
+
+def test_nobody_waits_for_a_trial_that_has_ended() -> None:
+    scheduler = halving()
+    for number in range(3 + 3):
+        scheduler.on_trial_add(str(number))
+    # The second bracket: milestones 2 and 4.
+    for number in (3, 4):
+        report = {"m": number, "training_iteration": 2}
+        assert scheduler.on_result(str(number), report) == "PAUSE"
+    assert scheduler.choose(["3", "4"]) is None
+    scheduler.on_remove("5")
+    assert scheduler.choose(["3", "4"]) in ("3", "4")
+
+
+def sweep_of(runner: PlayedPopulation, root: Path) -> Sweep:
+    scheduler = HyperBandScheduler(metric="m", mode="max", max_t=4, reduction_factor=2)
+    space = {"lr": tune.uniform(0, 1)}
+    return make_sweep(runner, root, num_samples=8, space=space, scheduler=scheduler)
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 8])
+def test_better_trials_are_trained_longer_whatever_fits_at_the_same_time(
+    capacity: int, tmp_path: Path
+) -> None:
+    runner = PlayedPopulation(capacity=capacity)
+    sweep = sweep_of(runner, tmp_path)
+    sweep.run()
+    assert states(sweep) == 8 * ["TERMINATED"]
+    lengths = [len(runner.saved[name]) for name in sweep.trials]
+    # A trial stops at the report after its last.
+    assert max(lengths) == 5
+    assert min(lengths[:3]) >= 4, "the first bracket has no milestone before the end"
+    assert sum(length < 4 for length in lengths) >= 2
+    assert all(len({who for who, _ in state}) == 1 for state in runner.saved.values())
+
+
+def test_a_halving_that_is_killed_at_any_moment_goes_on_to_its_end(
+    each_example: Callable[[Callable[[Any], None]], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The tuner dies, and not the machine.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+    def check(rng: np.random.Generator) -> None:
+        root = tmp_path / str(rng.integers(2**60))
+        root.mkdir()
+        killer = Killer()
+        runner = PlayedPopulation(capacity=int(rng.integers(1, 6)))
+        for _ in range(2):
+            killer.moments = int(rng.integers(1, 70))
+            sweep = sweep_of(runner, root)
+            sweep._trials._ledger = KilledLedger(paths=SweepPaths(root=root), killer=killer)
+            sweep._interrupt = lambda: None  # type: ignore[method-assign]
+            try:
+                sweep.adopt(read_record(SweepPaths(root=root)).trials)
+                sweep.run()
+            except KilledError:
+                pass
+            for name in list(runner.at_work):
+                if rng.random() < 0.5:
+                    del runner.at_work[name], runner.loaded[name]
+        sweep = sweep_of(runner, root)
+        sweep._trials._ledger = SweepLedger(paths=SweepPaths(root=root))
+        sweep.adopt(read_record(SweepPaths(root=root)).trials)
+        sweep.run()
+        assert states(sweep) == 8 * ["TERMINATED"]
+        lengths = [len(runner.saved[name]) for name in sweep.trials]
+        assert min(lengths[:3]) >= 4
+        assert sum(length < 4 for length in lengths) >= 1, "worse ones were stopped"
+
+    each_example(check)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HyperBandScheduler(max_t=0), "A number above 0"),
+        (lambda: HyperBandScheduler(max_t=0.5), "milestones are whole"),
+        (lambda: HyperBandScheduler(reduction_factor=1), "milestones have to grow"),
+        (lambda: HyperBandScheduler(mode="maximum"), "One of 'min', 'max'"),
+        (lambda: HyperBandScheduler().set_search_properties(None, None), "needs a metric"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_is_needed(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
