@@ -361,6 +361,14 @@ _BEST = (
     ("metrics", "object", "rank 0's metrics of its last report"),
     ("checkpoint", "string|null", "name of its newest complete checkpoint"),
 )
+_EXPORTED_SWEEP = (
+    _FORMAT,
+    ("sweep", "string", "directory of the sweep"),
+    ("path", "string", "the file that was written"),
+    ("trials", "integer", "number of trials"),
+    ("rows", "integer", "number of rows: of reports, and of trials without one"),
+    ("columns", "array of string", "names of the columns, in order"),
+)
 
 FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "status": (*_STATUS, *_LIVE),
@@ -381,6 +389,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "report": _REPORT,
     "tune status": _SWEEP,
     "tune best": _BEST,
+    "tune export": _EXPORTED_SWEEP,
     "cluster status": (
         _FORMAT,
         ("state_dir", "string", "directory of the virtual cluster"),

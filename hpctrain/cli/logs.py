@@ -18,32 +18,68 @@ _PIECE_BYTES = 64 * 1024
 _MOST_BYTES = 16 * 2**20
 
 
+RankOption = Annotated[int, typer.Option("--rank", "-r", min=0, help="Of which rank.")]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Continue until the run has ended.")
+]
+TailOption = Annotated[
+    int | None,
+    typer.Option("--tail", "-n", min=0, help="Begin with the last N lines.", metavar="N"),
+]
+AttemptOption = Annotated[
+    int | None, typer.Option(min=1, help="Number of the attempt.", show_default="the last one")
+]
+LauncherLogOption = Annotated[
+    bool, typer.Option("--launcher-log", help="The output of srun or mpiexec.")
+]
+JobLogOption = Annotated[
+    bool, typer.Option("--job-log", help="The output of the batch job: its executor.")
+]
+
+
 def logs(
     run: RunArgument,
     storage: StorageOption = DEFAULT_STORAGE,
-    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Of which rank.")] = 0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue until the run has ended.")
-    ] = False,
-    tail: Annotated[
-        int | None,
-        typer.Option("--tail", "-n", min=0, help="Begin with the last N lines.", metavar="N"),
-    ] = None,
-    attempt: Annotated[
-        int | None, typer.Option(min=1, help="Number of the attempt.", show_default="the last one")
-    ] = None,
-    launcher_log: Annotated[
-        bool, typer.Option("--launcher-log", help="The output of srun or mpiexec.")
-    ] = False,
-    job_log: Annotated[
-        bool, typer.Option("--job-log", help="The output of the batch job: its executor.")
-    ] = False,
+    rank: RankOption = 0,
+    follow: FollowOption = False,
+    tail: TailOption = None,
+    attempt: AttemptOption = None,
+    launcher_log: LauncherLogOption = False,
+    job_log: JobLogOption = False,
 ) -> None:
     """Print the output of a rank, by default of rank 0."""
     from hpctrain.cli.run_view import find_run
-    from hpctrain.errors import ConfigError
 
     paths = find_run(run, storage)
+    print_logs(
+        paths,
+        rank=rank,
+        follow=follow,
+        tail=tail,
+        attempt=attempt,
+        launcher_log=launcher_log,
+        job_log=job_log,
+    )
+
+
+def print_logs(
+    paths: RunPaths,
+    *,
+    rank: int,
+    follow: bool,
+    tail: int | None,
+    attempt: int | None,
+    launcher_log: bool,
+    job_log: bool,
+) -> None:
+    """Print the output of a rank of a run; see `logs` for the arguments. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    from hpctrain.errors import ConfigError
 
     def find_log() -> Path | None:
         return _find_log(paths, rank, attempt, launcher_log=launcher_log, job_log=job_log)

@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpctrain.cli.options import JsonOption
+from hpctrain.cli.tune_export import export
+from hpctrain.cli.tune_logs import logs
+from hpctrain.cli.tune_sweep import SweepArgument, TrialArgument, find_trial, read_sweep
 
 if TYPE_CHECKING:
+    from hpctrain.result import Result
     from hpctrain.tune.ledger import SweepPaths, SweepRecord
     from hpctrain.tune.trial import Trial
 
 tune_app = typer.Typer(
-    help="Look at the trials of a sweep, or stop one.",
+    help="Look at the trials of a sweep, export their reports, or stop one.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
 )
-SweepArgument = Annotated[
-    Path, typer.Argument(metavar="SWEEP", help="Directory of the sweep: storage_path/name.")
-]
 _COLUMNS = ("TRIAL", "STATE", "REPORTS", "CONFIG", "METRICS")
+_NARROWEST = 40
 # Added to each report, for schedulers.
 _ADDED = ("training_iteration", "time_total_s", "trial_id")
 
@@ -33,7 +35,7 @@ def status(sweep: SweepArgument, json: JsonOption = False) -> None:
     """List the trials of a sweep, with their states and last metrics."""
     from hpctrain.printable import show_controls
 
-    paths, record = _read(sweep)
+    paths, record = read_sweep(sweep)
     found = to_json(paths, record)
     if json:
         from hpctrain.cli.json_output import print_json
@@ -42,11 +44,12 @@ def status(sweep: SweepArgument, json: JsonOption = False) -> None:
         return
     from hpctrain.cli.list_runs import fit_rows, render_rows, width_of_output
 
-    print(show_controls(describe(found)))
+    width = width_of_output()
+    print(show_controls(describe(found, width=width)))
     if not found["trials"]:
         return
     rows: Sequence[Sequence[str]] = [_COLUMNS, *map(_row, found["trials"])]
-    if (width := width_of_output()) is not None:
+    if width is not None:
         rows = fit_rows(
             rows[1:],
             width=width,
@@ -71,11 +74,9 @@ def best(
     json: JsonOption = False,
 ) -> None:
     """Show the best trial of a sweep: its directory, configuration and last metrics."""
-    from hpctrain.printable import show_controls
-    from hpctrain.rundir.display import format_metrics
     from hpctrain.tune.result_grid import make_grid
 
-    paths, record = _read(sweep)
+    paths, record = read_sweep(sweep)
     grid = make_grid(
         paths,
         record.trials,
@@ -100,41 +101,28 @@ def best(
             }
         )
         return
-    lines = [
-        str(result.path),
-        f"config      {format_metrics(result.config)}",
-        f"metrics     {format_metrics(result.metrics)}",
-        f"checkpoint  {result.status.checkpoint or 'none'}",
-    ]
-    print(show_controls("\n".join(lines)))
+    from hpctrain.cli.list_runs import width_of_output
+
+    print(render_best(result, width=width_of_output()))
 
 
 @tune_app.command()
 def stop(
     sweep: SweepArgument,
-    trial: Annotated[str, typer.Argument(help="Name of the trial: trial_00003.")],
+    trial: TrialArgument,
     now: Annotated[
         bool, typer.Option("--now", help="End it at once, without a last checkpoint.")
     ] = False,
 ) -> None:
     """Stop a trial at its next report; its results so far count, and the sweep goes on."""
-    from hpctrain.checks import did_you_mean
     from hpctrain.cli.exit_codes import say
-    from hpctrain.errors import ConfigError
     from hpctrain.launch.cancel import cancel_run
-    from hpctrain.rundir.paths import RunPaths
     from hpctrain.rundir.status import read_status
 
-    paths, record = _read(sweep)
-    if trial not in record.trials:
-        meant = did_you_mean(trial, record.trials) or (
-            f"They are listed by: hpctrain tune status {paths.root}"
-        )
-        raise ConfigError(f"the sweep {paths.root} has no trial {trial!r}. {meant}")
-    if record.trials[trial].state.value == "PAUSED":
+    run, found = find_trial(sweep, trial)
+    if found.state.value == "PAUSED":
         say(f"{trial} is paused, and goes on when it has a slot. Stop it then.")
         return
-    run = RunPaths(paths.run(trial))
     status = read_status(run)
     if status is None or status.state.is_final:
         state = "has not begun" if status is None else f"is {status.state.value}"
@@ -144,24 +132,19 @@ def stop(
     say(f"{trial} was ended." if now else f"asked {trial} to stop at its next report.")
 
 
-def _read(sweep: Path) -> tuple[SweepPaths, SweepRecord]:
-    from hpctrain.tune.ledger import SweepPaths, read_record
-
-    paths = SweepPaths(root=sweep.absolute())
-    return paths, read_record(paths)
+tune_app.command()(export)
+tune_app.command()(logs)
 
 
 def to_json(paths: SweepPaths, record: SweepRecord) -> dict[str, Any]:
     """Return the object that ``--json`` prints. Not collective."""
-    from hpctrain.launch.claim import find_claim
-    from hpctrain.rundir.paths import RunPaths
+    from hpctrain.tune.place import find_state
 
-    is_live = find_claim(RunPaths(paths.root)) is not None
     reason = None if record.ended is None else record.ended.get("reason")
     return {
         "name": paths.root.name,
         "path": str(paths.root),
-        "state": "running" if is_live else "interrupted" if record.ended is None else "ended",
+        "state": find_state(paths, record),
         "reason": reason or None,
         "metric": record.started.get("metric"),
         "mode": record.started.get("mode"),
@@ -188,14 +171,59 @@ def _describe_trial(paths: SweepPaths, trial: Trial) -> dict[str, Any]:
     }
 
 
-def describe(found: dict[str, Any]) -> str:
-    """Return the sweep in one line. Pure."""
+def render_best(result: Result, *, width: int | None) -> str:
+    """Return the best trial as text. Not collective.
+
+    Parameters
+    ----------
+    result
+        Its result.
+    width
+        Columns of the terminal; None for a program.
+    """
+    from hpctrain.printable import show_controls
+    from hpctrain.rundir.display import format_metrics
+
+    lines = [str(result.path)]
+    for name, value in (
+        ("config", format_metrics(result.config)),
+        ("metrics", format_metrics(result.metrics)),
+        ("checkpoint", result.status.checkpoint or "none"),
+    ):
+        lines.append(_wrap(f"{name:<12}{value}", width, indent=12))
+    return show_controls("\n".join(lines))
+
+
+def _wrap(line: str, width: int | None, *, indent: int) -> str:
+    import textwrap
+
+    if width is None:
+        return line
+    # Values are two blanks apart, and one may have blanks inside.
+    return "\n".join(
+        textwrap.wrap(
+            line, max(width, _NARROWEST), subsequent_indent=indent * " ", break_on_hyphens=False
+        )
+    )
+
+
+def describe(found: dict[str, Any], *, width: int | None) -> str:
+    """Return the state of the sweep, in one line where it fits. Pure.
+
+    Parameters
+    ----------
+    found
+        As `to_json` returns it.
+    width
+        Columns of the terminal; None for a program.
+    """
     states = [trial["state"] for trial in found["trials"]]
     counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
     line = f"{found['name']}: {found['state']}, {len(states)} trials"
     line += f" ({counts})" if counts else ""
     if found["reason"]:
         line += f"; {found['reason']}"
+    line = _wrap(line, width, indent=2)
     if found["state"] == "interrupted":
         line += f"\ngo on with: Tuner.restore({found['path']!r}, trainable).fit()"
     return line

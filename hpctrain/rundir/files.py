@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,12 +67,34 @@ def write_atomic(
     OSError
         If it cannot be written, with the name of the file itself.
     """
+    with replacing(path, mode=mode, durable=durable) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(
+    path: Path, *, mode: int = FILE_MODE, durable: bool = False
+) -> Iterator[io.BufferedWriter]:
+    """Write a file as `write_atomic` does, in parts: it appears when the block is over.
+
+    Not collective. If the block raises, it is as before.
+
+    Parameters
+    ----------
+    durable
+        Whether the content is on disk when the block is over; costs a flush of the disk.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, with the name of the file itself.
+    """
     beside = name_beside(path)
     try:
         descriptor = create_file(beside, mode=mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+                yield file
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())

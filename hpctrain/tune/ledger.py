@@ -14,6 +14,7 @@ from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE
 from hpctrain.plan import spec
 from hpctrain.rundir.files import append_durably, write_atomic
 from hpctrain.rundir.reading import damaged, is_time, read_lines
+from hpctrain.rundir.sweep import LEDGER_OF_SWEEP
 from hpctrain.rundir.trust import read_own
 from hpctrain.tune.slots import Slot
 from hpctrain.tune.trial import Origin, Transfer, Trial, TrialEvent
@@ -32,7 +33,7 @@ class SweepPaths:
     @property
     def events(self) -> Path:
         """Every event."""
-        return self.root / "tune.jsonl"
+        return self.root / LEDGER_OF_SWEEP
 
     @property
     def tuner(self) -> Path:
@@ -143,12 +144,17 @@ def read_record(paths: SweepPaths) -> SweepRecord:
     """
     record = fold(read_lines(paths.events, is_event))
     if record is None:
-        there = "is not there" if not paths.root.exists() else "has no tune.jsonl with a sweep"
-        raise ConfigError(
-            f"{paths.root} {there}: it is not a sweep of hpctrain.tune. Give the directory "
-            f"storage_path/name of the Tuner's RunConfig."
-        )
+        raise no_sweep(paths)
     return record
+
+
+def no_sweep(paths: SweepPaths) -> ConfigError:
+    """Return the error of a directory that is no sweep. Not collective."""
+    there = "is not there" if not paths.root.exists() else "has no tune.jsonl with a sweep"
+    return ConfigError(
+        f"{paths.root} {there}: it is not a sweep of hpctrain.tune. Give the directory "
+        f"storage_path/name of the Tuner's RunConfig."
+    )
 
 
 def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:

@@ -25,7 +25,7 @@ from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import read_allocation
-from hpctrain.tune.ledger import SweepPaths
+from hpctrain.tune.ledger import SweepPaths, SweepRecord
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.slots import Capacity, Slots
 from hpctrain.worker.bootstrap import visible_gpus
@@ -61,6 +61,16 @@ def held(paths: SweepPaths) -> Iterator[None]:
             raise ConfigError(f"another process begins the sweep {paths.root}.") from error
     with stack:
         yield
+
+
+def find_state(paths: SweepPaths, record: SweepRecord) -> str:
+    """Return whether a sweep is ``running``, ``ended`` or ``interrupted``. Not collective.
+
+    It is interrupted if its tuner stopped or died before the end.
+    """
+    if find_claim(RunPaths(paths.root)) is not None:
+        return "running"
+    return "interrupted" if record.ended is None else "ended"
 
 
 def begin_anew(paths: SweepPaths) -> None:

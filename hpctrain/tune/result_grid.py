@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from hpctrain.rundir.display import flatten
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
+from hpctrain.tune.export import export_reports
 from hpctrain.tune.ledger import SweepPaths
+from hpctrain.tune.report_table import TableTrial
 from hpctrain.tune.trial import Trial, TrialState
 
 if TYPE_CHECKING:
@@ -166,6 +169,37 @@ class ResultGrid:
                 for trial, result in zip(self._trials, self, strict=True)
             ]
         )
+
+    def write_parquet(self, path: str | PathLike[str]) -> None:
+        """Write a row for each report of each trial, as a Parquet file. Not collective.
+
+        The columns are ``trial_id``, ``state``, ``training_iteration`` (number of the report, 0 for
+        a trial without one), ``time`` (seconds since the epoch), ``attempt``, the metrics, and
+        ``config/NAME`` of the configuration. A column whose values are not all numbers is of text,
+        with JSON for what is none. Trials are read one after the other. A file that is there is
+        replaced, once the new one is complete; what cannot be read is left out, with a warning.
+
+        Parameters
+        ----------
+        path
+            A name that ends with ``.parquet``.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be there, or pyarrow is not installed.
+        OSError
+            If it cannot be written.
+        """
+        if Path(path).suffix != ".parquet":
+            raise ConfigError(
+                f"write_parquet({str(path)!r}): a name that ends with .parquet is needed."
+            )
+        trials = [
+            TableTrial(trial=trial, run=Path(result.path))
+            for trial, result in zip(self._trials, self, strict=True)
+        ]
+        export_reports(trials, path, overwrite=True)
 
     def _row(
         self, trial: Trial, result: Result, metric: str | None, mode: str | None

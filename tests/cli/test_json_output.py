@@ -141,6 +141,7 @@ def test_every_verb_with_json_has_a_schema() -> None:
             "history",
             "cluster status",
             "tune best",
+            "tune export",
             "tune status",
         )
     }

@@ -18,6 +18,8 @@ from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.trial import Trial
 from tests.cli.test_json_output import check
 
+GOLDEN = Path(__file__).parent / "golden"
+
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
@@ -30,17 +32,46 @@ def sweep(tmp_path: Path) -> Path:
         name = f"trial_0000{number}"
         ledger.add_trial(Trial(trial_id=name, config={"lr": 0.1 * number, "layers": [1, 2]}))
         ledger.append("trial-started", trial=name, gpus=[])
-        paths = RunPaths(tmp_path / name)
-        paths.root.mkdir()
-        write_status(
-            paths, RunStatus(name=name, state=RunState(state), launcher="local", reports=1)
-        )
-        line = {"report": 1, "attempt": 1, "time": 1.0, "metrics": {"loss": loss}}
-        paths.metrics.write_text(json.dumps({**line, "checkpoint": None}) + "\n")
+        write_run(tmp_path / name, state, reports=1, metrics={"loss": loss})
     metrics = {"loss": 0.5, "trial_id": "trial_00000", "training_iteration": 1}
     ledger.append("trial-ended", trial="trial_00000", reports=1, metrics=metrics)
     ledger.append("trial-failed", trial="trial_00001", reason="out of memory\nTraceback")
     return tmp_path
+
+
+@pytest.fixture
+def long_sweep(tmp_path: Path) -> Path:
+    """Return a sweep whose names and values are longer than a terminal is wide."""
+    root = tmp_path / "resnet50-imagenet"
+    root.mkdir()
+    ledger = SweepLedger(paths=SweepPaths(root=root))
+    ledger.append("sweep-started", metric="val/loss", mode="min", seed=3)
+    config = {
+        "lr": 0.000123456789,
+        "optimizer": {"name": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.1},
+        "schedule": "cosine-with-warm-up-and-restarts",
+    }
+    for number, event in enumerate(("trial-ended", "trial-stop", "trial-failed", None)):
+        name = f"trial_{number:05d}"
+        ledger.add_trial(Trial(trial_id=name, config={**config, "layers": number}))
+        if event is None:
+            continue
+        ledger.append("trial-started", trial=name, gpus=[])
+        metrics = {"val": {"loss": 0.5 / (number + 1)}, "größe": 1e-9, "note": "\x1b[2J" * 9}
+        write_run(root / name, "finished", reports=1200, metrics=metrics)
+        reason = {"trial-failed": "rank 0 of 1 failed: CUDA out of memory " * 5}.get(event)
+        ledger.append(event, trial=name, reports=1200, metrics=metrics, reason=reason)
+    return root
+
+
+def write_run(root: Path, state: str, *, reports: int, metrics: dict[str, Any]) -> None:
+    """Write what is read of the run of a trial: its state, and its last report."""
+    paths = RunPaths(root)
+    paths.root.mkdir()
+    status = RunStatus(name=root.name, state=RunState(state), launcher="local", reports=reports)
+    write_status(paths, status.with_changes(attempt=1))
+    line = {"report": reports, "attempt": 1, "time": 1.0, "metrics": metrics, "checkpoint": None}
+    paths.metrics.write_text(json.dumps(line) + "\n")
 
 
 def hpctrain_tune(*words: object, code: int = 0) -> str:
@@ -64,11 +95,17 @@ def test_the_trials_are_listed_and_how_to_go_on(sweep: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_table_fits_the_terminal(
-    sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", ["status", "best"])
+def test_what_a_terminal_shows(
+    long_sweep: Path, verb: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    assert max(map(len, hpctrain_tune("status", sweep).splitlines()[2:])) <= width
+    shown = hpctrain_tune(verb, long_sweep).replace(str(long_sweep.parent), "/runs")
+    golden = GOLDEN / f"tune-{verb}-{width}.txt"
+    assert shown.splitlines() == golden.read_text(encoding="utf-8").splitlines()
+    # The way on is a line to copy.
+    lines = [line for line in shown.splitlines() if "Tuner.restore" not in line]
+    assert max(map(len, lines)) <= width
 
 
 def test_the_best_trial_is_shown(sweep: Path) -> None:
@@ -106,7 +143,41 @@ def test_a_trial_that_is_paused_is_not_stopped_but_said(sweep: Path) -> None:
     assert not RunPaths(sweep / "trial_00002").stop_request.exists()
 
 
-@pytest.mark.parametrize("verb", ["status", "best"])
-def test_what_is_no_sweep_is_said(tmp_path: Path, verb: str) -> None:
-    assert "it is not a sweep" in hpctrain_tune(verb, tmp_path, code=2)
-    assert "it is not a sweep" in hpctrain_tune(verb, tmp_path / "nothing", code=2)
+@pytest.mark.parametrize(
+    ("verb", "rest"),
+    [("status", ()), ("best", ()), ("stop", ("t",)), ("logs", ("t",)), ("export", ("t.csv",))],
+)
+def test_what_is_no_sweep_is_said(tmp_path: Path, verb: str, rest: tuple[str, ...]) -> None:
+    assert "it is not a sweep" in hpctrain_tune(verb, tmp_path, *rest, code=2)
+    assert "it is not a sweep" in hpctrain_tune(verb, tmp_path / "nothing", *rest, code=2)
+
+
+def test_the_output_of_a_trial_is_that_of_its_run(sweep: Path) -> None:
+    for rank in (0, 1):
+        log = RunPaths(sweep / "trial_00001").rank_log(1, rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"rank {rank}\nCUDA out of memory\n")
+    for words in ((), ("--rank", "1"), ("-n", "1"), ("--attempt", "1")):
+        shown = hpctrain_tune("logs", sweep, "trial_00001", *words)
+        alone = CliRunner().invoke(app, ["logs", str(sweep / "trial_00001"), *words])
+        assert shown == alone.stdout != ""
+    assert hpctrain_tune("logs", sweep, "trial_00001", "-n1") == "CUDA out of memory\n"
+    assert "has no logs/1/rank-00000.out" in hpctrain_tune("logs", sweep, "trial_00000", code=2)
+    assert "Did you mean 'trial_00002'" in hpctrain_tune("logs", sweep, "trial_0002", code=2)
+    SweepLedger(paths=SweepPaths(root=sweep)).add_trial(Trial(trial_id="trial_00003", config={}))
+    assert "trial_00003 has not begun" in hpctrain_tune("logs", sweep, "trial_00003", code=2)
+
+
+def test_all_reports_are_exported(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = hpctrain_tune("export", sweep, "table.csv")
+    assert said == f"{tmp_path / 'table.csv'}: 3 rows of 3 trials, 8 columns\n"
+    head, *rows = (tmp_path / "table.csv").read_text().splitlines()
+    assert head.endswith(",attempt,loss,config/lr,config/layers")
+    assert rows[1] == 'trial_00001,ERROR,1,1.0,1,0.25,0.1,"[1, 2]"'
+    assert "exists" in hpctrain_tune("export", sweep, "table.csv", code=2)
+    found = json.loads(hpctrain_tune("export", sweep, "table.csv", "--force", "--json"))
+    check(found, schema("tune export"))
+    assert (found["rows"], found["columns"][-1]) == (3, "config/layers")
