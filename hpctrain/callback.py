@@ -26,6 +26,8 @@ class RunContext:
     """Ranks of the running attempt."""
     report: int = 0
     """Number of the last report of all ranks, counted over all attempts."""
+    sweep: str | None = None
+    """Name of the sweep (`hpctrain.tune.Tuner`) of which the run is a trial; None if it is none."""
 
 
 class UserCallback:

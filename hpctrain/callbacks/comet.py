@@ -27,7 +27,7 @@ class CometLoggerCallback(TrackerCallback):
     online
         Whether it is sent to Comet at once.
     tags
-        Tags of the experiment.
+        Tags of the experiment. The name of the sweep of which the run is a trial is added.
     save_checkpoints
         Whether each checkpoint is logged as a model.
     **experiment_kwargs
@@ -96,8 +96,8 @@ class CometLoggerCallback(TrackerCallback):
         if position.record is None and self._online:
             position.begin(self._experiment.get_key())
         position.record = self._experiment.get_key()
-        if self._tags:
-            self._experiment.add_tags(self._tags)
+        if tags := [*([run_context.sweep] if run_context.sweep else []), *self._tags]:
+            self._experiment.add_tags(tags)
         self._experiment.log_parameters(flatten(self.parameters))
 
     def send(

@@ -15,6 +15,7 @@ from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.sweep import sweep_of
 from hpctrain.worker.context import get_context
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class MLflowLoggerCallback(TrackerCallback):
     tracking_uri, registry_uri
         As of ``mlflow.set_tracking_uri`` and ``mlflow.set_registry_uri``.
     experiment_name
-        Experiment of the run; made if there is none. ``MLFLOW_EXPERIMENT_NAME``, else ``Default``.
+        Experiment of the run; made if there is none. ``MLFLOW_EXPERIMENT_NAME``, else the name of
+        the sweep of which the run is a trial, else ``Default``.
     tags
         Tags of the run.
     tracking_token
@@ -84,8 +86,11 @@ class MLflowLoggerCallback(TrackerCallback):
             environ.export({"MLFLOW_TRACKING_TOKEN": self._tracking_token})
         self._client = MlflowClient(self.store(run_context), self._registry_uri)
         if position.record is None:
-            tags = {"hpctrain.run_id": position.run_id, **self._tags}
-            run = self._client.create_run(self._experiment(), tags=tags, run_name=run_context.name)
+            run = self._client.create_run(
+                self._experiment(run_context),
+                tags={**_tags_of(run_context, position), **self._tags},
+                run_name=run_context.name,
+            )
             position.begin(run.info.run_id)
         assert position.record is not None
         self._record = position.record
@@ -121,8 +126,8 @@ class MLflowLoggerCallback(TrackerCallback):
                     log(self._record, str(path), folder)
         self._client.set_terminated(self._record, _STATUS.get(state, "KILLED"))
 
-    def _experiment(self) -> str:
-        name = self._experiment_name or environ.variable("MLFLOW_EXPERIMENT_NAME") or "Default"
+    def _experiment(self, run_context: RunContext) -> str:
+        name = self._experiment_name or _default_experiment(run_context)
         return find_or_make_experiment(self._client, name)
 
     def _log_parameters(self) -> None:
@@ -201,28 +206,40 @@ def setup_mlflow(
     if registry_uri is not None:
         mlflow.set_registry_uri(registry_uri)
     client = mlflow.MlflowClient()
-    if experiment_id is None:
-        name = experiment_name or environ.variable("MLFLOW_EXPERIMENT_NAME") or "Default"
-        may_make = create_experiment_if_not_exists or uri.startswith("file:")
-        experiment_id = find_or_make_experiment(client, name, artifact_location, make=may_make)
     run_context = RunContext(
         name=context.get_experiment_name(),
         path=context.get_storage(),
         attempt=0,
         world_size=context.get_world_size(),
+        sweep=sweep_of(context.get_storage()),
     )
+    if experiment_id is None:
+        name = experiment_name or _default_experiment(run_context)
+        may_make = create_experiment_if_not_exists or uri.startswith("file:")
+        experiment_id = find_or_make_experiment(client, name, artifact_location, make=may_make)
     position = Position(run_context, f"mlflow-rank-{rank}", store=uri)
     run = mlflow.start_run(
         run_id=position.record,
         experiment_id=experiment_id,
         run_name=run_name or run_context.name,
-        tags={"hpctrain.run_id": position.run_id, **(tags or {})},
+        tags={**_tags_of(run_context, position), **(tags or {})},
     )
     position.begin(run.info.run_id)
     present = client.get_run(run.info.run_id).data.params
     wanted = mlflow_parameters(config or {})
     mlflow.log_params({name: value for name, value in wanted.items() if name not in present})
     return mlflow
+
+
+def _default_experiment(run_context: RunContext) -> str:
+    return environ.variable("MLFLOW_EXPERIMENT_NAME") or run_context.sweep or "Default"
+
+
+def _tags_of(run_context: RunContext, position: Position) -> dict[str, str]:
+    tags = {"hpctrain.run_id": position.run_id}
+    if run_context.sweep is not None:
+        tags["hpctrain.sweep"] = run_context.sweep
+    return tags
 
 
 def _tracking_uri(run: Path, given: str | None) -> str:

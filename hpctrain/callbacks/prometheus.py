@@ -41,14 +41,15 @@ class PrometheusCallback(LoggerCallback):
 
     The file is for the textfile collector of node_exporter, and is replaced as a whole. The gauge
     ``hpctrain_metric`` has each metric that is a number, under its own name in the label ``name``.
-    All values have the labels ``run``, the name of the run, and ``job_id``, which is empty without
-    Slurm.
+    All values have the labels ``run``, the name of the run or ``SWEEP/TRIAL``, and ``job_id``,
+    which is empty without Slurm.
 
     Parameters
     ----------
     textfile
         A file that ends in ``.prom``, or a directory, in which the file is
-        ``hpctrain_NAME.prom``. The executor writes it, on its node.
+        ``hpctrain_NAME.prom``. The executor writes it, on its node. Each trial of a sweep has a
+        file of its own: ``_SWEEP_TRIAL`` is added to the name.
     interval_s
         Seconds between two writes.
     check
@@ -141,7 +142,11 @@ class PrometheusCallback(LoggerCallback):
 
     def _file_of(self, run: str) -> Path:
         place = Path(self._textfile)
-        return place if place.suffix == _SUFFIX else place / f"hpctrain_{run}{_SUFFIX}"
+        if place.suffix != _SUFFIX:
+            return place / f"hpctrain_{run.replace('/', '_')}{_SUFFIX}"
+        # The trials of a sweep have one callback, and run at the same time.
+        trial = run.replace("/", "_") if "/" in run else ""
+        return place.with_name(f"{place.stem}_{trial}{_SUFFIX}") if trial else place
 
     def _write_soon(self) -> None:
         """Write now, or as soon as the last write is long enough ago."""
@@ -166,16 +171,17 @@ class PrometheusCallback(LoggerCallback):
                 self._timer.cancel()
                 self._timer = None
             self._written_at = time.monotonic()
+            file = self._file_of(_name_of(self._context))
             try:
                 registry = CollectorRegistry()
                 registry.register(_Values([*self._families(self._context, state)]))
-                write_atomic(self._file_of(self._context.name), generate_latest(registry))
+                write_atomic(file, generate_latest(registry))
             except (OSError, DamagedFileError) as error:
                 # Not raised: it would be logged for each report.
                 if not self._complained:
                     log(
-                        f"PrometheusCallback cannot write {self._file_of(self._context.name)}: "
-                        f"{error}. It tries again, and says no more of it."
+                        f"PrometheusCallback cannot write {file}: {error}. It tries again, and "
+                        f"says no more of it."
                     )
                 self._complained = True
 
@@ -189,7 +195,7 @@ class PrometheusCallback(LoggerCallback):
         status = read_status(RunPaths(context.path))
         job_id = (status and status.job_id) or ""
         now = state or ("" if status is None else status.state.value)
-        names, values = ("run", "job_id"), (context.name, job_id)
+        names, values = ("run", "job_id"), (_name_of(context), job_id)
         metrics = GaugeMetricFamily(
             "hpctrain_metric", "Last value of a metric of rank 0.", labels=(*names, "name")
         )
@@ -217,6 +223,10 @@ class PrometheusCallback(LoggerCallback):
         states = StateSetMetricFamily("hpctrain_state", "State of the run.", labels=names)
         states.add_metric(values, {each.value: each.value == now for each in RunState})
         yield states
+
+
+def _name_of(context: RunContext) -> str:
+    return context.name if context.sweep is None else f"{context.sweep}/{context.name}"
 
 
 class _Values:

@@ -15,6 +15,7 @@ from hpctrain.callbacks.wandb_file import last_step, wait_for_step
 from hpctrain.log import log
 from hpctrain.rundir.directory import read_run_id
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.sweep import sweep_of
 from hpctrain.worker.context import get_context
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class WandbLoggerCallback(TrackerCallback):
     Parameters
     ----------
     project, group
-        As of ``wandb.init``.
+        As of ``wandb.init``. The trials of a sweep are in a group of its name by default.
     api_key_file, api_key
         For ``mode="online"``; else ``WANDB_API_KEY`` and ``wandb login`` count.
     excludes
@@ -80,6 +81,8 @@ class WandbLoggerCallback(TrackerCallback):
                 data = str(run_context.path / "wandb-data")
                 environ.export({"WANDB_DATA_DIR": data}, keep_existing=True)
             arguments = {"id": position.run_id, "name": run_context.name, **self._arguments}
+            # None is left out.
+            arguments["group"] = arguments["group"] or run_context.sweep
             config = dict(self.parameters)
             self._run = _init(run_context.path, config, self._api_key, arguments)
         # Offline it writes in the background, and a process that is killed loses some of it.
@@ -162,9 +165,10 @@ def setup_wandb(
         return wandb.init(mode="disabled")
     name = context.get_experiment_name()
     run_id = read_run_id(RunPaths(context.get_storage())) or name
-    arguments: dict[str, Any] = {"id": f"{run_id}-{rank}", "name": name}
+    sweep = sweep_of(context.get_storage())
+    arguments: dict[str, Any] = {"id": f"{run_id}-{rank}", "name": name, "group": sweep}
     if not rank_zero_only:
-        arguments.update(group=name, name=f"{name}-{rank}")
+        arguments.update(group=sweep or name, name=f"{name}-{rank}")
     key = _read_key(api_key, api_key_file)
     return _init(context.get_storage(), dict(config or {}), key, {**arguments, **kwargs})
 

@@ -8,6 +8,7 @@ from typing import Any
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.log import log
+from hpctrain.rundir.sweep import sweep_of
 
 
 class CallbackCalls:
@@ -48,6 +49,7 @@ class CallbackCalls:
             attempt=status.attempt,
             world_size=status.world_size,
             report=report,
+            sweep=sweep_of(self._run_record.paths.root),
         )
         for callback in self._callbacks:
             try:
