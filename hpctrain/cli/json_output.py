@@ -251,7 +251,8 @@ _FINDING = (
 _REPORT = (
     _FORMAT,
     ("output", "string|null", "the page that was written; null without ``--output``"),
-    ("runs", "array of reported run", "the run, then those of ``--compare``"),
+    ("runs", "array of reported run", "the run, then those of ``--compare``; none of a sweep"),
+    ("sweeps", "array of reported sweep", "the sweep; none of a run"),
     ("comparisons", "array of comparison", "of the first run with each of the others"),
 )
 _REPORTED_RUN = (
@@ -361,6 +362,35 @@ _BEST = (
     ("metrics", "object", "rank 0's metrics of its last report"),
     ("checkpoint", "string|null", "name of its newest complete checkpoint"),
 )
+_REPORTED_SWEEP = (
+    ("name", "string", "name of the sweep"),
+    ("path", "string", "its directory"),
+    ("state", "string", "``running``, ``ended``, or ``interrupted``: its tuner stopped or died"),
+    ("reason", "string|null", "why it ended early"),
+    ("metric", "string|null", "by which trials are compared"),
+    ("mode", "string|null", "``min`` or ``max``"),
+    ("seed", "integer|null", "seed of its draws"),
+    ("began_at", "number", "when it began"),
+    ("until", "number", "when it ended, or when its files were last written"),
+    ("best", "string|null", "name of the best trial"),
+    ("improvements", "array of improvement", "each value that was the best so far"),
+    ("trials", "array of reported trial", "in the order in which they were made"),
+    ("damage", "array of string", "files that cannot be read, each as a sentence"),
+)
+_IMPROVEMENT = (
+    ("seconds", "number", "when it was reported, since the sweep began"),
+    ("value", "number", "of the metric"),
+    ("trial", "string", "name of the trial"),
+)
+_REPORTED_TRIAL = (
+    ("trial", "string", "its name"),
+    ("state", "string", "``PENDING``, ``RUNNING``, ``STOPPING``, ``TERMINATED`` or ``ERROR``"),
+    ("reports", "integer", "number of its last report"),
+    ("config", "object", "its configuration; what JSON cannot hold is text"),
+    ("metrics", "object", "metrics of its last report, flat"),
+    ("score", "number|null", "last value of the metric; null if it is not finite"),
+    ("reason", "string|null", "why it was stopped, or failed"),
+)
 _EXPORTED_SWEEP = (
     _FORMAT,
     ("sweep", "string", "directory of the sweep"),
@@ -414,6 +444,9 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "node use": _NODE_USE,
     "gpu": _GPU,
     "trial": _TRIAL,
+    "reported sweep": _REPORTED_SWEEP,
+    "improvement": _IMPROVEMENT,
+    "reported trial": _REPORTED_TRIAL,
 }
 """Name, type and meaning of each field, by verb, and of the objects inside. Times are seconds since
 the epoch. A name with a question mark may be absent. ``list`` prints an array of them."""

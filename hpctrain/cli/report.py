@@ -49,16 +49,20 @@ def report(
     storage: StorageOption = DEFAULT_STORAGE,
     json: JsonOption = False,
 ) -> None:
-    """Write a page about a run: curves, attempts, checkpoints, and where the time went.
+    """Write a page about a run or a sweep: curves, attempts, checkpoints, where the time went.
 
     It is one HTML file that needs no network. It reads only the run directory, whatever the state
     of the run, and does not query Slurm.
     """
     import time
 
+    from hpctrain.cli.report_sweep import find_sweep, report_sweep
     from hpctrain.cli.run_view import find_run
     from hpctrain.run_report.facts import read_facts
 
+    if (sweep := find_sweep(run, storage)) is not None:
+        report_sweep(sweep, is_compared=bool(compare), output=output, json=json)
+        return
     paths = [find_run(each, storage) for each in (run, *(compare or ()))]
     target = output
     if target is None and not json:
@@ -134,8 +138,8 @@ def render(runs: Sequence[RunFacts], target: Path, *, width: int | None, now: fl
     for each in runs:
         lines.append(f"{each.name}: {each.describe_state(now)}")
         for key, value in _summary(each):
-            lines += _wrap(key, value, width)
-    lines += _wrap("page", str(target), width)
+            lines += wrap(key, value, width)
+    lines += wrap("page", str(target), width)
     return show_controls("\n".join(lines))
 
 
@@ -152,6 +156,7 @@ def to_json(
     return {
         "output": None if target is None else str(target),
         "runs": [run_to_json(each) for each in runs],
+        "sweeps": [],
         "comparisons": [
             {
                 "path": path,
@@ -192,7 +197,8 @@ def _summary(run: RunFacts) -> list[tuple[str, str]]:
     return [*rows, *(("damaged", what) for what in run.damage)]
 
 
-def _wrap(key: str, value: str, width: int | None) -> list[str]:
+def wrap(key: str, value: str, width: int | None) -> list[str]:
+    """Return a name and its value in lines that fit the terminal. Pure."""
     import textwrap
 
     # Control characters are shown at the end.

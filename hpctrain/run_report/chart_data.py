@@ -35,7 +35,7 @@ def choose_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     charts = [
         Chart(name=name, curves=tuple(curves.get(name) for curves in of_runs)) for name in names
     ]
-    drawn = (chart for chart in charts if any(map(_can_be_drawn, chart.curves)))
+    drawn = (chart for chart in charts if any(map(can_be_drawn, chart.curves)))
     return [chart for _, chart in zip(range(MOST_CHARTS), drawn, strict=False)]
 
 
@@ -58,15 +58,15 @@ def make_data(runs: Sequence[RunFacts], labels: Sequence[str], charts: Sequence[
     drawn = [
         {
             "x": "report",
-            "series": [_points(run, c, most) for run, c in enumerate(chart.curves) if c],
+            "series": [points_of(run, c, most) for run, c in enumerate(chart.curves) if c],
         }
         for chart in charts
     ]
     rates = [
         {
             "run": number,
-            "x": [_short((rate.begin + rate.end) / 2) for rate in run.rates],
-            "y": [_short(rate.per_s) for rate in run.rates],
+            "x": [short((rate.begin + rate.end) / 2) for rate in run.rates],
+            "y": [short(rate.per_s) for rate in run.rates],
         }
         for number, run in enumerate(runs)
         if run.rates
@@ -88,17 +88,30 @@ def to_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _can_be_drawn(curve: Curve | None) -> bool:
+def can_be_drawn(curve: Curve | None) -> bool:
+    """Return whether a curve has a value that an axis can show. Not collective."""
     return curve is not None and any(abs(value) <= _LARGEST for value in curve.values)
 
 
-def _points(run: int, curve: Curve, most: int) -> dict[str, Any]:
+def points_of(run: int, curve: Curve, most: int) -> dict[str, Any]:
+    """Return a curve as the page has it. Not collective.
+
+    Parameters
+    ----------
+    run
+        Number of its label.
+    most
+        Points that it may have.
+    """
     points = thin(curve.reports, curve.values, most=most)
-    return {"run": run, "x": [int(x) for x, _ in points], "y": [_short(y) for _, y in points]}
+    return {"run": run, "x": [int(x) for x, _ in points], "y": [short(y) for _, y in points]}
 
 
-def _short(value: float | None) -> float | int | None:
-    """Return what can be drawn of a number, with no more digits than can be seen."""
+def short(value: float | None) -> float | int | None:
+    """Return what can be drawn of a number, with no more digits than can be seen.
+
+    Not collective.
+    """
     if value is None or abs(value) > _LARGEST:
         return None
     rounded = float(f"{value:.7g}")

@@ -28,7 +28,7 @@ def metrics(runs: Sequence[RunFacts], labels: Sequence[str], charts: Sequence[Ch
     return Html("".join([parts[0], plots, _summary(runs, labels), _texts(runs, labels)]))
 
 
-def figure(number: int, name: str, unit: str, values: Html) -> Html:
+def figure(number: int, name: str, unit: str, values: Html, *, has_nearest: bool = False) -> Html:
     """Return the place of a chart, with its values as a table. Not collective.
 
     Parameters
@@ -41,13 +41,16 @@ def figure(number: int, name: str, unit: str, values: Html) -> Html:
         Of its horizontal axis.
     values
         The table.
+    has_nearest
+        Whether the curve that is nearest to the cursor is named, in place of a legend.
     """
+    nearest = '<p class="nearest" aria-live="polite"></p>' if has_nearest else ""
     shown = to_html(name)
     label = f"{shown} by {unit}; its values are in the table below"
     return Html(
         f'<figure class="chart" data-chart="{number}"><figcaption>{shown}</figcaption>'
         f'<div class="plot" tabindex="0" role="group" aria-label="{label}"></div>'
-        f"{details('Values', values)}</figure>"
+        f"{nearest}{details('Values', values)}</figure>"
     )
 
 
@@ -67,7 +70,7 @@ def throughput(runs: Sequence[RunFacts], labels: Sequence[str], number: int) -> 
             ["seconds", "reports", "reports/s"],
             [
                 [f"{rate.begin:.4g} to {rate.end:.4g}", str(rate.num_reports), f"{rate.per_s:.4g}"]
-                for rate in _spread(run.rates)
+                for rate in spread(run.rates)
             ],
             numeric=(1, 2),
         )
@@ -106,7 +109,7 @@ def _values(chart: Chart, labels: Sequence[str]) -> Html:
             ["report", "value"],
             [
                 [str(curve.reports[n]), _number(curve.values[n])]
-                for n in _spread(range(len(curve.values)))
+                for n in spread(range(len(curve.values)))
             ],
             numeric=(0, 1),
         )
@@ -116,8 +119,11 @@ def _values(chart: Chart, labels: Sequence[str]) -> Html:
     return Html("".join(tables))
 
 
-def _spread(values: Sequence[T]) -> list[T]:
-    """Return some of the values, evenly spread, with the first and the last one."""
+def spread(values: Sequence[T]) -> list[T]:
+    """Return some of the values, evenly spread, with the first and the last one.
+
+    Not collective.
+    """
     last, steps = len(values) - 1, _ROWS_OF_A_CHART - 1
     if last <= steps:
         return list(values)

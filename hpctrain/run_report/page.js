@@ -37,16 +37,29 @@
     const grid = {stroke: line, width: 1};
     const series = chart.series.map(one => ({
       label: data.labels[one.run],
-      stroke: colour(`--series-${one.run % NUM_COLOURS}`),
-      dash: one.run < NUM_COLOURS ? undefined : [6, 4],
-      width: 1.5,
       value: (plot, value) => format(value),
+      ...(chart.best === undefined ? {
+        stroke: colour(`--series-${one.run % NUM_COLOURS}`),
+        dash: one.run < NUM_COLOURS ? undefined : [6, 4],
+        width: 1.5,
+      } : {
+        stroke: colour(one.run === chart.best ? "--best" : "--others"),
+        width: one.run === chart.best ? 3 : 1,
+        paths: chart.stepped ? uPlot.paths.stepped({align: 1}) : undefined,
+      }),
     }));
     return {
       width,
       height: HEIGHT,
-      legend: {live: true},
-      cursor: {sync: {key: chart.x}, drag: {x: true, y: false}},
+      // Hundreds of trials have no legend: the one that is nearest to the cursor is named.
+      legend: {live: true, show: chart.best === undefined || chart.series.length === 1},
+      cursor: {
+        sync: {key: chart.x},
+        drag: {x: true, y: false},
+        focus: {prox: chart.best === undefined ? -1 : 24},
+      },
+      focus: {alpha: 1},
+      hooks: chart.best === undefined ? {} : {setSeries: [nameNearest]},
       scales: {
         x: {time: false},
         y: {distr: logarithmic.checked && hasOnlyPositive(chart) ? 3 : 1},
@@ -57,6 +70,13 @@
         {stroke: text, grid, ticks: grid, values: ticks, size: room},
       ],
     };
+  }
+
+  function nameNearest(plot, number) {
+    const place = plot.root.closest("figure").querySelector(".nearest");
+    if (!place || !number) return;
+    const value = plot.data[number][plot.cursor.idx];
+    place.textContent = plot.series[number].label + (value == null ? "" : `: ${format(value)}`);
   }
 
   function draw(figure) {

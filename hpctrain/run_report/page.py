@@ -58,22 +58,63 @@ def render_page(
         content["Differences"] = _differences(runs, labels, differences)
     else:
         content["Configuration"] = sections.configuration(runs[0])
+    return fill_page(
+        " and ".join(labels),
+        subject="run",
+        state="" if len(runs) > 1 else _badge(runs[0], now),
+        damage=[what for run in runs for what in run.damage],
+        content=content,
+        data=make_data(runs, labels, charts),
+        now=now,
+    )
+
+
+def fill_page(
+    title: str,
+    *,
+    subject: str,
+    state: str,
+    damage: Sequence[str],
+    content: Mapping[str, Html],
+    data: str,
+    now: float,
+) -> str:
+    """Return a page with these sections. Not collective.
+
+    Parameters
+    ----------
+    title
+        What it is about.
+    subject
+        What that is: ``run`` or ``sweep``.
+    state
+        HTML that follows the title.
+    damage
+        Files that cannot be read, each as a sentence.
+    content
+        The sections, by their headings.
+    data
+        What the curves are drawn from, as `hpctrain.run_report.chart_data.to_json` returns it.
+    now
+        When the page is made, in seconds since the epoch.
+    """
     scripts = [_read("uplot/uPlot.iife.min.js"), _read("page.js")]
     return string.Template(_read("page.html")).substitute(
-        title=to_html(" and ".join(labels)),
+        title=to_html(title),
+        subject=subject,
         mark=f'{MARK} {__version__}">',
         policy=_policy(scripts),
         style=_read("uplot/uPlot.min.css") + _read("page.css"),
-        state="" if len(runs) > 1 else _badge(runs[0], now),
+        state=state,
         made=f"{moment(now)} by hpctrain {__version__}",
-        damage=_damage(runs),
+        damage=_damage(damage),
         contents="".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in content),
         sections="".join(
             f'<section aria-labelledby="{_id(name)}"><h2 id="{_id(name)}">{name}</h2>'
             f"{shown}</section>"
             for name, shown in content.items()
         ),
-        data=make_data(runs, labels, charts),
+        data=data,
         library=scripts[0],
         script=scripts[1],
     )
@@ -104,8 +145,7 @@ def _badge(run: RunFacts, now: float) -> str:
     return f'<span class="badge {kind}">{to_html(run.describe_state(now))}</span>'
 
 
-def _damage(runs: Sequence[RunFacts]) -> str:
-    found = [what for run in runs for what in run.damage]
+def _damage(found: Sequence[str]) -> str:
     if not found:
         return ""
     lines = "".join(f"<li>{to_html(what)}</li>" for what in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +16,12 @@ import pytest
 from hpctrain.run_report.curves import read_metrics
 from hpctrain.run_report.facts import read_facts
 from hpctrain.run_report.page import render_page
+from hpctrain.run_report.sweep_facts import read_sweep_facts
+from hpctrain.run_report.sweep_page import render_sweep_page
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.tune.ledger import SweepPaths
 from tests.run_report.chromium import Chromium
+from tests.run_report.sweeps import make_trials, write_sweep
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 WIDTHS = (400, 800, 1400)
@@ -87,24 +92,41 @@ def two(restarted: RunPaths, smooth: RunPaths, tmp_path_factory: pytest.TempPath
     return write(tmp_path_factory, render_page([*runs, new], differences=found, now=1.79e9))
 
 
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a sweep with parameters of all kinds, and names without an end."""
+    trials = make_trials(60)
+    for trial in trials:
+        trial["config"][LONG] = LONG + str(len(trial["reports"]))
+    root = write_sweep(tmp_path_factory.mktemp("sweep") / ("s" * 90), trials)
+    facts = read_sweep_facts(SweepPaths(root=root))
+    facts = replace(facts, damage=(f"/scratch/{LONG}/tune.jsonl: 2 lines are damaged.",))
+    return write(tmp_path_factory, render_sweep_page(facts, now=1.79e9))
+
+
 def write(tmp_path_factory: pytest.TempPathFactory, page: str) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize(("name", "num_charts"), [("one", 5), ("two", 5), ("sweep", 2)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_fits_draws_and_is_accessible(
-    browser: Any, request: pytest.FixtureRequest, name: str, scheme: str, width: int
+    browser: Any,
+    request: pytest.FixtureRequest,
+    name: str,
+    num_charts: int,
+    scheme: str,
+    width: int,
 ) -> None:
     page: Path = request.getfixturevalue(name)
     browser.show(page, width=width, scheme=scheme)
     browser.evaluate(DRAW_ALL)
     assert browser.evaluate(FITS) == 0
     drawn = browser.evaluate(CURVES.replace("COLOURS", json.dumps(COLOURS[scheme])))
-    assert len(drawn) > 4
+    assert len(drawn) >= num_charts
     assert all(drawn), drawn
     browser.evaluate(AXE.read_text(encoding="utf-8"))
     for details in ("", "document.querySelectorAll('details').forEach(one => one.open = true)"):
@@ -178,3 +200,26 @@ def test_the_first_key_skips_to_the_content(browser: Any, one: Path) -> None:
     assert browser.evaluate("document.activeElement.innerText") == "Skip to the content"
     browser.press("Enter")
     assert browser.evaluate("document.activeElement.id") == "content"
+
+
+def test_the_trial_under_the_cursor_is_named(browser: Any, sweep: Path) -> None:
+    browser.show(sweep, width=1400)
+    browser.evaluate(DRAW_ALL)
+    nearest = "document.querySelector('.nearest').innerText"
+    assert browser.evaluate(nearest) == ""
+    place = browser.evaluate(
+        "(() => { const over = document.querySelector('.chart .u-over');"
+        " over.scrollIntoView({block: 'center'}); const at = over.getBoundingClientRect();"
+        " return [at.left + at.width / 2, at.bottom - at.height / 4]; })()"
+    )
+    for shift in (0, 3):
+        where = {"x": place[0] + shift, "y": place[1]}
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", **where)
+    browser.evaluate(DRAWN)
+    assert re.fullmatch(r"trial_\d{5}: [\d.]+", browser.evaluate(nearest))
+    # A line of the parallel coordinates stands out where the mouse is, and has its name.
+    assert browser.evaluate(
+        "[...document.querySelectorAll('.axes path')]"
+        ".every(one => one.textContent.startsWith('trial_'))"
+    )
+    assert browser.complaints == []
