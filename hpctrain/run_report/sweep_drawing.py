@@ -18,6 +18,7 @@ _MOST_POINTS = 1000
 # Between the lowest value and those that have none.
 _TOP, _BOTTOM, _WITHOUT = 0.02, 0.88, 1.0
 _FIRST = 0.1
+_MOST_OPAQUE, _FAINTEST = 80, 0.15
 
 
 def choose_axes(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> list[Axis]:
@@ -54,10 +55,13 @@ def parallel(sweep: SweepFacts, trials: Sequence[TrialFacts], axes: Sequence[Axi
         if sweep.mode is not None and rank is not None:
             kind = "best" if rank == 0 else "first" if rank < num_first else ""
         score = "" if trial.score is None else f": {format_number(trial.score)}"
+        style = f' class="{kind}"' if kind else ""
         lines.append(
-            f'<path class="{kind}" d="M{"L".join(points)}">'
+            f'<path{style} d="M{"L".join(points)}">'
             f"<title>{to_html(trial.name)}{score}</title></path>"
         )
+    # Where hundreds of lines lie over each other, it is seen where they are dense.
+    faint = min(1.0, max(_FAINTEST, _MOST_OPAQUE / max(1, len(trials))))
     drawn = "".join(_draw_axis(axis, place / last) for place, axis in enumerate(axes))
     label = to_html(
         f"Configuration and {sweep.metric or 'no metric'} of {len(trials)} trials as lines through "
@@ -65,7 +69,7 @@ def parallel(sweep: SweepFacts, trials: Sequence[TrialFacts], axes: Sequence[Axi
     )
     return Html(
         f'<figure class="parallel"><div class="scroll" role="region" tabindex="0" '
-        f'aria-label="{label}"><div class="axes" style="--count:{len(axes)}">'
+        f'aria-label="{label}"><div class="axes" style="--count:{len(axes)};--faint:{faint:.2f}">'
         f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">'
         f"{''.join(lines)}</svg>{drawn}</div></div>{_key(sweep, num_first, trials)}</figure>"
     )

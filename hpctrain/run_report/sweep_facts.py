@@ -181,11 +181,13 @@ def read_spans(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Span]]:
         elif kind == "trial-stop":
             stopped.setdefault(name, at)
         elif kind in _ENDS and name in begun:
+            stopped_at = stopped.pop(name, None)
             span = Span(
                 begin=begun.pop(name),
-                stopped_at=stopped.pop(name, None),
+                stopped_at=stopped_at,
                 end=at,
-                has_failed=kind == "trial-failed",
+                # How it ended is of no interest once it was to end.
+                has_failed=kind == "trial-failed" and stopped_at is None,
             )
             found.setdefault(name, []).append(span)
     for name, begin in begun.items():

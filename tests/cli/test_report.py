@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from hpctrain.cli.json_output import schema
+from hpctrain.cli.main import app
 from hpctrain.cli.report import render
+from hpctrain.cli.report_sweep import render as render_sweep
 from hpctrain.run_report.facts import RunFacts
 from hpctrain.run_report.shares import Efficiency, Share
+from hpctrain.run_report.sweep_facts import read_sweep_facts
 from hpctrain.run_report.time_use import Use
+from hpctrain.tune.ledger import SweepPaths
 from tests.cli.test_json_output import check
+from tests.run_report.sweeps import make_trials, write_sweep
 
 
 @pytest.fixture
@@ -182,3 +189,60 @@ def test_a_node_that_was_slow_is_in_report_and_why(done: Any, tmp_path: Path) ->
     assert json.loads(done("why", str(run), "--json").stdout)["slow_nodes"] == [
         f"attempt 1: {slow}"
     ]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """A sweep of trials of all kinds, in the default storage of a workplace."""
+    return write_sweep(tmp_path / "hpctrain_runs" / "search", make_trials(12))
+
+
+def report(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["report", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+def test_a_sweep_has_a_page_of_its_own(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # By its name in the default storage, and by its directory.
+    for words in (["search"], [sweep, "-o", "other.html"]):
+        first, *rest = [line.split(None, 1) for line in report(*words).splitlines()]
+        assert first == ["search:", "ended"]
+        assert ["trials", "12: 10 TERMINATED, 1 PENDING, 1 ERROR"] in rest
+        target = Path(rest[-1][1])
+        assert "<title>search - report of a sweep</title>" in target.read_text()
+    report("search")
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == [
+        "other.html",
+        "search-report.html",
+    ]
+    (tmp_path / "mine.html").write_text("mine")
+    assert "is not replaced" in report("search", "-o", "mine.html", code=2)
+    assert "are compared on its page" in report("search", "--compare", "search", code=2)
+
+
+def test_the_json_of_a_sweep_is_as_its_schema_says(sweep: Path) -> None:
+    found = json.loads(report(sweep, "--json"))
+    check(found, schema("report"))
+    (only,) = found["sweeps"]
+    assert found["output"] is None
+    assert found["runs"] == []
+    assert len(only["trials"]) == 12
+    scores = {trial["trial"]: trial["score"] for trial in only["trials"]}
+    assert scores[only["best"]] == min(score for score in scores.values() if score is not None)
+    assert only["improvements"][-1]["value"] <= scores[only["best"]]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_a_terminal_shows_of_a_sweep(sweep: Path, width: int) -> None:
+    golden = Path(__file__).parent / "golden" / f"report-sweep-{width}.txt"
+    (sweep / "trial_00001/metrics.jsonl").write_text("damaged\n")
+    facts = read_sweep_facts(SweepPaths(root=sweep))
+    damage = tuple(what.replace(str(sweep), "/runs/search") for what in facts.damage)
+    facts = replace(facts, damage=damage, reason="trial_00001 failed, and fail_fast is set")
+    shown = render_sweep(facts, Path("search-report.html"), width=width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.splitlines() == golden.read_text(encoding="utf-8").splitlines()
