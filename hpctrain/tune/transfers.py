@@ -55,6 +55,9 @@ class Transfers:
         saved = self._find_saved(donor)
         if trial.state not in _MAY or saved is None or donor is trial:
             return
+        if donor.transfer is not None:
+            # Each would wait for the other to be cloned first.
+            return
         was_running = trial.state is TrialState.RUNNING
         transfer = Transfer(
             number=trial.num_transfers + 1,

@@ -13,7 +13,7 @@ import pytest
 
 from hpctrain import ConfigError, tune
 from hpctrain.tune.ledger import SweepPaths, put_configs, read_record
-from hpctrain.tune.schedulers import PopulationBasedTraining
+from hpctrain.tune.schedulers import Exploit, PopulationBasedTraining
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.trial import Trial, TrialState
 from tests.tune.played import FakeRunner, make_sweep, states
@@ -155,6 +155,21 @@ def test_a_checkpoint_that_is_gone_after_a_restore_is_replaced_by_a_newer_one(
     assert first.transfer.donor == transfer.donor
     assert first.transfer.checkpoint != transfer.checkpoint
     assert first.transfer.config == transfer.config
+    check_lineages(sweep, runner)
+
+
+def test_two_trials_do_not_wait_for_each_others_checkpoints(tmp_path: Path) -> None:
+    runner = PlayedPopulation(capacity=4)
+    trial = _until_perturbed(tmp_path, runner)
+    assert trial.transfer is not None
+    sweep = population(runner, tmp_path, number=4)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    donor = sweep.trials[trial.transfer.donor]
+    sweep._transfers.order(
+        Exploit(trial_id=donor.trial_id, donor=trial.trial_id, config={"lr": 0.5})
+    )
+    assert donor.transfer is None
+    sweep.run()
     check_lineages(sweep, runner)
 
 

@@ -119,6 +119,19 @@ def test_what_asha_has_seen_is_there_again_after_a_restore(tmp_path: Path) -> No
     assert second.trials["trial_00001"].stopped_after == 1, "it is worse than the first was"
 
 
+def test_a_failed_trial_that_begins_anew_is_heard_from_its_first_report_on(tmp_path: Path) -> None:
+    runner = FakeRunner({"trial_00000": Script(values=[1.0] * 3, fails="broken")})
+    make_sweep(runner, tmp_path, num_samples=1).run()
+    runner.scripts = {"trial_00000": Script(values=[1.0] * 2)}
+    second = make_sweep(runner, tmp_path, num_samples=1)
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    second.retry(second.trials["trial_00000"], anew=True)
+    assert read_record(SweepPaths(root=tmp_path)).trials["trial_00000"].reports == 0
+    second.run()
+    assert states(second) == ["TERMINATED"]
+    assert second.trials["trial_00000"].reports == 2
+
+
 def test_a_large_trial_is_not_passed_by_small_ones_for_ever(tmp_path: Path) -> None:
     scripts = {f"trial_{i:05d}": Script(values=[1.0] * (i + 1)) for i in range(6)}
     runner = FakeRunner(scripts, capacity=2)
