@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,11 @@ class LocalRunner:
         """
         gpus = trial.slot.gpus
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        submit_prepared(self.prepare(trial), slot=variables)
+        submission = self.prepare(trial)
+        # The sweep itself left it, before its job was queued again.
+        with suppress(OSError):
+            submission.request.paths.stop_request.unlink(missing_ok=True)
+        submit_prepared(submission, slot=variables)
         # What was seen of an executor before says nothing about this one.
         watch = self._watch(trial)
         watch.life = LifeTest(watch.paths, job_is_alive)

@@ -114,7 +114,14 @@ def run_job(cluster: VirtualCluster, folder: Path, code: str, *options: str) -> 
     save_status = f"echo $? > {ended}.new; mv {ended}.new {ended}"
     command = f"{sys.executable} {script(folder, code)}; {save_status}"
     submitted = subprocess.run(
-        ["sbatch", *SIZE, *options, f"--output={folder}/printed", f"--wrap={command}"],
+        [
+            "sbatch",
+            *SIZE,
+            *options,
+            "--open-mode=append",
+            f"--output={folder}/printed",
+            f"--wrap={command}",
+        ],
         env=environment(cluster, folder),
         timeout=TIMEOUT_S,
     )
@@ -292,6 +299,40 @@ def test_a_sweep_leaves_its_job_with_checkpoints_and_goes_on_in_another_one(
         steps = [metrics["step"] for metrics in result.metrics_history]
         assert steps == list(range(len(steps))), "nothing is repeated, nothing left out"
         assert len(set(result.job_ids)) == 2
+
+
+# In the first life of the job the sweep gets a signal, in the second one its trials may end.
+REQUEUED = """
+import threading
+
+def end_job():
+    await_files("*.place", 2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if os.environ.get("SLURM_RESTART_COUNT"):
+    (FOLDER / "go").touch()
+else:
+    threading.Thread(target=end_job, daemon=True).start()
+try:
+    exec(LEFT)
+except hpctrain.RunStoppedError:
+    subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+    time.sleep(60)
+"""
+
+
+def test_trials_that_stopped_before_a_requeue_go_on_after_it(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    code = f"import subprocess\nLEFT = {LEFT!r}\n{REQUEUED}"
+    status = run_job(virtual_slurm, tmp_path, code, "--nodes=2", "--requeue")
+    assert status == 0, printed(tmp_path)
+    for i in range(2):
+        result = Result.from_path(tmp_path / "sweep" / f"trial_0000{i}")
+        assert result.state == "finished", printed(tmp_path)
+        assert len(result.attempts) == 2
+        steps = [metrics["step"] for metrics in result.metrics_history]
+        assert steps == list(range(len(steps))), "nothing is repeated, nothing left out"
 
 
 def test_a_lost_node_costs_only_the_trials_on_it_which_go_on_elsewhere(
