@@ -96,7 +96,12 @@ def render_plan(submission: Submission) -> str:
             )
             command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
         step = worker_step_argv(
-            launcher, placement, command, srun_args=srun_args, local=not plan.has_agents
+            launcher,
+            placement,
+            command,
+            srun_args=srun_args,
+            local=not plan.has_agents,
+            is_slice=plan.is_slice,
         )
         lines += ["", "# the ranks, for each attempt:", shlex.join(step)]
     return "\n".join(lines)

@@ -194,6 +194,8 @@ def slice_srun_args(placement: Placement, *, gpus_by_task: bool = False) -> tupl
         Whether each rank sees only its own GPUs, and not those of all ranks of its node.
     """
     mem, gpus = placement.mem_mib_per_node, placement.gpus_per_task
+    # A step with --mem=0 runs beside those that have taken all memory of the job (measured with
+    # Slurm 22.05).
     options = [f"--mem={mem or 0}"]
     if not gpus:
         options.append("--gres=none")

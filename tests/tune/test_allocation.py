@@ -199,6 +199,18 @@ def test_trials_are_packed_on_all_nodes_and_share_neither_cpus_nor_gpus(
     assert [trial.state.value for trial in record(tmp_path).trials.values()] == 8 * ["TERMINATED"]
 
 
+def test_a_dry_run_shows_the_slice_of_the_first_trial(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    code = "import os; os.environ['HPCTRAIN_DRY_RUN'] = '1'"
+    with sweeping(virtual_slurm, tmp_path, f"{code}\n{PACKED}", "--gpus-per-node=4") as process:
+        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    last = printed(tmp_path).splitlines()[-1]
+    assert "--nodes=2 --nodelist=node1,node2 --ntasks=2 " in last
+    assert "--exact" in last
+    assert not (tmp_path / "sweep").exists()
+
+
 TOO_LARGE = """
 tune.Tuner(
     DataParallelTrainer(print),
