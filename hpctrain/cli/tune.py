@@ -118,6 +118,8 @@ def stop(
     from hpctrain.cli.exit_codes import say
     from hpctrain.launch.cancel import cancel_run
     from hpctrain.rundir.status import read_status
+    from hpctrain.tune.ledger import SweepPaths
+    from hpctrain.tune.place import mark_stopped
 
     run, found = find_trial(sweep, trial)
     if found.state.value == "PAUSED":
@@ -128,6 +130,7 @@ def stop(
         state = "has not begun" if status is None else f"is {status.state.value}"
         say(f"{trial} {state}; there is nothing to stop.")
         return
+    mark_stopped(SweepPaths(root=run.root.parent), trial)
     cancel_run(run, now=now)
     say(f"{trial} was ended." if now else f"asked {trial} to stop at its next report.")
 

@@ -54,8 +54,8 @@ def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners)
                 taken = learners.take_exploits()
                 exploits += () if scheduler.is_replaying else taken
             scheduler.is_replaying = True
-            if what.number >= trial.reports:
-                trial.reports, trial.metrics = what.number, what.metrics
+            # What was reported counts, whatever the ledger noted of an attempt before.
+            trial.take(what.number, what.metrics, attempt=what.attempt)
     scheduler.is_replaying = False
     return Replayed(decisions=decisions, exploits=tuple(exploits))
 

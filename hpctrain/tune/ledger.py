@@ -50,6 +50,10 @@ class SweepPaths:
         """
         return self.root / "configs" / f"{trial_id}{f'-{number}' if number else ''}.pkl"
 
+    def stop_mark(self, trial_id: str) -> Path:
+        """Return the file that says that a person has stopped a trial, for good."""
+        return self.root / "stopped" / trial_id
+
     def run(self, trial_id: str) -> Path:
         """Return the run directory of a trial."""
         return self.root / trial_id

@@ -26,6 +26,7 @@ from hpctrain.rundir.store import CheckpointStore
 from hpctrain.scaling_config import ScalingConfig
 from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.clones import Clones
+from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
 from hpctrain.tune.trial import Origin, Transfer, Trial
@@ -40,6 +41,7 @@ class _Watch:
     life: LifeTest
     clock: AttemptClock
     has_saved: bool = False
+    has_begun: bool = False
 
 
 class LocalRunner:
@@ -116,8 +118,10 @@ class LocalRunner:
         """
         watch = self._watch(trial)
         status = read_status(watch.paths)
-        if status is None or status.state in (RunState.STOPPED, RunState.REFUSED):
+        if status is None or status.state is RunState.REFUSED:
             return False
+        if status.state is RunState.STOPPED:
+            return _is_stopped_for_good(watch.paths)
         # A process of another host is watched until it is known.
         return status.state.is_final or bool(watch.life.watch()) or _is_final(watch.paths)
 
@@ -138,10 +142,15 @@ class LocalRunner:
             has_died = not is_over
         lines = map(parse_json, watch.reports.read())
         reports = [self._report(trial, watch, line) for line in lines if is_report(line)]
+        if status is None:
+            return Look(reports=reports, end=self._explain_missing(watch))
+        watch.has_begun = True
         if not is_over and not has_died:
             return Look(reports=reports)
-        assert status is not None
-        return Look(reports=reports, end=_end_of(watch.paths, status, has_died=has_died))
+        end = _end_of(watch.paths, status, has_died=has_died)
+        if end.failed and has_died and _is_stopped_for_good(watch.paths):
+            end = End(failed=False, was_stopped=True, reason="it was stopped")
+        return Look(reports=reports, end=end)
 
     def find_saved(self, trial: Trial) -> Saved | None:
         """Return the newest committed checkpoint of a trial; None if there is none yet.
@@ -217,6 +226,15 @@ class LocalRunner:
         except (HpctrainError, OSError) as error:
             log(f"warning: {error}")
 
+    @staticmethod
+    def _explain_missing(watch: _Watch) -> End:
+        """Return the end of a run without a status: removed, or never begun."""
+        if not watch.has_begun and not watch.paths.metrics.exists():
+            # Its start was interrupted.
+            return End(failed=False, was_stopped=True, reason="it had not begun")
+        reason = f"{watch.paths.status} is gone: were its files removed?"
+        return End(failed=True, was_stopped=False, reason=reason)
+
     def _scaling_of(self, trial: Trial) -> ScalingConfig:
         return self._make_trainer(trial.trial_id, trial.config).scaling_config
 
@@ -247,6 +265,7 @@ class LocalRunner:
         return Report(
             number=line["report"],
             time=line["time"],
+            attempt=line["attempt"],
             metrics={**added, **line["metrics"]},
             is_partial="partial" in line,
         )
@@ -276,6 +295,10 @@ def _end_of(paths: RunPaths, status: RunStatus, *, has_died: bool) -> End:
     failed = status.state is not RunState.FINISHED
     reason = (status.error or "it failed") if failed else ""
     return End(failed=failed, was_stopped=False, reason=reason)
+
+
+def _is_stopped_for_good(paths: RunPaths) -> bool:
+    return SweepPaths(root=paths.root.parent).stop_mark(paths.root.name).exists()
 
 
 def _is_final(paths: RunPaths) -> bool:

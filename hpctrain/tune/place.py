@@ -21,7 +21,7 @@ from hpctrain.launch.life import job_is_alive
 from hpctrain.launch.request import choose_launcher
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
-from hpctrain.own_files import DIRECTORY_MODE
+from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import read_allocation
@@ -49,9 +49,14 @@ def held(paths: SweepPaths) -> Iterator[None]:
         claim = None
     if claim is not None:
         owner = json.loads(claim.owner)
+        gone = (
+            ""
+            if claim.is_here
+            else f"   If that process is gone: rm -r {shlex.quote(str(root.claim(claim.number)))}"
+        )
         raise ConfigError(
             f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root}. Look at it "
-            f"with: hpctrain tune status {shlex.quote(str(paths.root))}"
+            f"with: hpctrain tune status {shlex.quote(str(paths.root))}{gone}"
         )
     with errors_of_storage(root):
         try:
@@ -61,6 +66,20 @@ def held(paths: SweepPaths) -> Iterator[None]:
             raise ConfigError(f"another process begins the sweep {paths.root}.") from error
     with stack:
         yield
+
+
+def mark_stopped(paths: SweepPaths, trial_id: str) -> None:
+    """Note that a person stops a trial for good, whether a tuner sees it or not. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If the directory of the sweep cannot be written.
+    """
+    mark = paths.stop_mark(trial_id)
+    with errors_of_storage(RunPaths(paths.root)):
+        mark.parent.mkdir(DIRECTORY_MODE, exist_ok=True)
+        mark.touch(FILE_MODE)
 
 
 def find_state(paths: SweepPaths, record: SweepRecord) -> str:

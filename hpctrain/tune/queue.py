@@ -50,6 +50,7 @@ class Queue:
         """Whether no more trials begin."""
         self.is_empty = False
         """Whether there was none at the last look, and none can come."""
+        self._number = 0
         self._trials, self._source, self._slots = trials, source, slots
         self._learners, self._transfers, self._fail = learners, transfers, fail
 
@@ -68,7 +69,7 @@ class Queue:
 
     def _add(self) -> None:
         """Make the next trial, if there is room and one to come."""
-        number = len(self._trials)
+        number = self._next_number()
         self.is_empty = self._source.is_done(number)
         # What is proposed later knows more.
         if self.is_empty or not self._slots.has_room:
@@ -83,6 +84,12 @@ class Queue:
         self._trials.add(trial)
         self._learners.note_new(trial)
 
+    def _next_number(self) -> int:
+        """Return the first number without a trial: one may be lost with a damaged ledger."""
+        while name_trial(self._number) in self._trials.by_id:
+            self._number += 1
+        return self._number
+
     def _is_ready(self, trial: Trial) -> bool:
         try:
             return self._transfers.is_ready(trial)
@@ -93,7 +100,7 @@ class Queue:
     @property
     def is_complete(self) -> bool:
         """Whether all trials have been made."""
-        return self.is_closed or self._source.is_done(len(self._trials))
+        return self.is_closed or self._source.is_done(self._next_number())
 
     def has_waiting(self, *, besides: str) -> bool:
         """Return whether another trial waits for a slot. Not collective."""

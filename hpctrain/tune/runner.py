@@ -19,6 +19,8 @@ class Report:
     """When it was made."""
     metrics: Mapping[str, Any]
     """With ``training_iteration``, ``time_total_s`` and ``trial_id``, unless it has such itself."""
+    attempt: int = 1
+    """Of its run: one that begins again without a checkpoint reports from 1 again."""
     is_partial: bool = False
     """Whether later reports may have more metrics."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, TrainingFailedError
+from hpctrain.log import log
 from hpctrain.tune.adoption import replay
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
@@ -214,12 +215,15 @@ class Sweep:
         self._show(f"{trial.trial_id} {verb}: {describe_values(trial.config)}")
 
     def _take_report(self, trial: Trial, report: Report) -> None:
-        if report.number <= trial.reports:
+        if report.number <= trial.reports and report.attempt <= trial.attempt:
             return
         is_first = trial.reports == 0 and not self._is_interrupted
         if is_first and self._rules.metric is not None:
             check_metric(trial, report, self._rules.metric)
-        trial.reports, trial.metrics = report.number, report.metrics
+        is_known = trial.take(report.number, report.metrics, attempt=report.attempt)
+        if is_known:
+            # What learns from reports was told of this one when it was made first.
+            return
         is_at_work = trial.state in (TrialState.RUNNING, TrialState.PAUSING)
         if not is_at_work or trial.transfer is not None or self._is_interrupted:
             return
@@ -301,6 +305,9 @@ class Sweep:
 
     def _note_end(self, trial: Trial, *, was_stopped: bool) -> None:
         self._runner.release(trial)
+        if self._is_interrupted:
+            # A restored sweep tells them; they may be what has raised an error.
+            return
         self._learners.note_end(trial, was_stopped=was_stopped)
         self._follow_orders()
 
@@ -333,7 +340,11 @@ class Sweep:
         # Each is ended when its patience is over, and that is waited for no longer than twice.
         give_up_at = self._clock() + 2 * self._rules.stop_patience_s
         while self._trials.at_work and self._clock() < give_up_at:
-            self._step()
+            try:
+                self._step()
+            except Exception as error:  # what has interrupted the sweep is what is raised
+                log(f"warning: the end of the trials is not waited for: {error}")
+                return
             self._sleep(_POLL_S)
 
     def _change(self, trial: Trial, event: TrialEvent, **details: Any) -> None:

@@ -149,6 +149,10 @@ class Trial:
     """What it has, or had when it last ran."""
     reports: int = 0
     """Number of the last report that was seen."""
+    attempt: int = 0
+    """Attempt of its run that made it."""
+    most_reports: int = 0
+    """The largest number of a report that was seen, in whatever attempt."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Those of that report."""
     stopped_after: int | None = None
@@ -168,6 +172,16 @@ class Trial:
         if self.state.is_final or event is TrialEvent.STARTED:
             self.transfer = None
 
+    def take(self, number: int, metrics: Mapping[str, Any], *, attempt: int) -> bool:
+        """Note the last report; return whether one of that number was seen before.
+
+        Not collective.
+        """
+        is_known = number <= self.most_reports
+        self.reports, self.metrics, self.attempt = number, metrics, attempt
+        self.most_reports = max(self.most_reports, number)
+        return is_known
+
     def perturb(self, transfer: Transfer) -> None:
         """Note that it is to go on as another one. Not collective."""
         self.transfer, self.num_transfers = transfer, transfer.number
@@ -175,7 +189,7 @@ class Trial:
 
     def begin_anew(self) -> None:
         """Note that its run was moved aside. Not collective."""
-        self.reports, self.origins = 0, ()
+        self.reports, self.attempt, self.most_reports, self.origins = 0, 0, 0, ()
 
     def receive(self, origin: Origin) -> None:
         """Note that it is at the checkpoint of another trial, with a new configuration.
@@ -184,6 +198,8 @@ class Trial:
         """
         self.config, self.transfer = origin.transfer.config, None
         self.origins = (*self.origins, origin)
+        # The next reports are of another configuration, whatever was reported before.
+        self.most_reports = min(self.most_reports, origin.report)
 
     def origin_of(self, attempt: int) -> Origin | None:
         """Return where the reports of an attempt begin; None if at the trial's own beginning.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from hpctrain import environ
 from hpctrain.checks import given_or_default
 from hpctrain.config import RunConfig
-from hpctrain.errors import ConfigError, RunStoppedError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError, RunStoppedError
 from hpctrain.launch.begin import rename_aside
 from hpctrain.log import log
 from hpctrain.rundir.files import write_atomic
@@ -147,7 +147,11 @@ class Tuner:
             print_first_plan(source, runner, first, count=config.num_samples)
         job_end = JobEnd()
         with held(paths), job_end.watched():
-            if record is None and paths.events.exists():
+            # Another tuner may have been at work since they were looked at.
+            if self._restored is not None:
+                record = read_record(paths)
+            elif paths.events.exists():
+                self._refuse_existing(paths)
                 begin_anew(paths)
             sweep = Sweep(
                 source=source,
@@ -165,6 +169,8 @@ class Tuner:
             else:
                 self._go_on(paths, record, sweep)
             self._run(sweep, paths)
+            SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
+            self._show_end(sweep, paths)
         return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
 
     def _run(self, sweep: Sweep, paths: SweepPaths) -> None:
@@ -184,7 +190,19 @@ class Tuner:
                 f"{error} The trials were stopped. Begin again under another name, or with "
                 f"RunConfig(existing='restart')."
             ) from error
-        SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
+        except OSError as error:
+            raise LaunchError(
+                f"{error.filename or paths.events} cannot be written: {error.strerror}. The trials "
+                f"were asked to stop. Once it can, {how_to_go_on}."
+            ) from error
+        except HpctrainError:
+            raise
+        except Exception:
+            # Of a scheduler, a search algorithm or a stop criterion of the user's.
+            log(f"the sweep stopped because of an error; {how_to_go_on}")
+            raise
+
+    def _show_end(self, sweep: Sweep, paths: SweepPaths) -> None:
         failed = sum(t.state is TrialState.ERROR for t in sweep.trials.values())
         self._show(
             f"{len(sweep.trials)} trials, {failed} failed"
@@ -283,13 +301,17 @@ class Tuner:
             raise ConfigError(
                 f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
             )
-        if paths.events.exists() and self._run_config.existing != "restart":
+        if paths.events.exists():
+            self._refuse_existing(paths)
+        return paths
+
+    def _refuse_existing(self, paths: SweepPaths) -> None:
+        if self._run_config.existing != "restart":
             raise ConfigError(
                 f"{paths.root} is a sweep already. Go on with it: "
                 f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "
                 f"RunConfig(name=...), or existing='restart', which moves it aside."
             )
-        return paths
 
     def _run_config_of(
         self, paths: SweepPaths, trial_id: str, launcher: Literal["local", "allocation"]

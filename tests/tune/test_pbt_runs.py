@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from hpctrain import Checkpoint, Result
-from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import read_status
 from hpctrain.tune.ledger import SweepPaths, read_record
 from tests.waiting import wait_until
 
@@ -163,9 +161,7 @@ def test_a_tuner_that_is_killed_before_the_clone_does_it_when_it_is_restored(
     tuner.wait()
     assert not events(tmp_path, "trial-cloned")
     (tmp_path / "held").unlink()
-    paths = RunPaths(tmp_path / "s/trial_00000")
-    wait_until(lambda: (status := read_status(paths)) is not None and status.state.is_final)
-    assert {who for who, _ in state_of(paths.root)} == {"trial_00000"}
+    # It was asked to stop before the tuner died, or is asked now.
     said, _ = start().communicate(timeout=TIMEOUT_S)
     assert "ENDED 2 0" in said
     check(tmp_path)
