@@ -1,0 +1,242 @@
+"""Sweeps whose files vanish, whose trials a person stops, and whose scheduler raises errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hpctrain
+from hpctrain import ConfigError, FailureConfig, RunConfig, tune
+from hpctrain.cli.main import app
+from hpctrain.errors import LaunchError
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
+from hpctrain.tune import tuner as tuner_module
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.schedulers import TrialScheduler
+from hpctrain.tune.trial import Trial, TrialState
+from tests.tune.played import FakeRunner, Script, make_sweep, states
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+
+
+def train(config: dict[str, Any]) -> None:
+    hpctrain.report({"loss": 1.0})
+
+
+def make_tuner(storage: Path, **options: Any) -> tune.Tuner:
+    run_config = RunConfig(storage_path=storage, name="sweep", verbose=0)
+    return tune.Tuner(train, **{"run_config": run_config, **options})
+
+
+def test_a_trial_whose_line_is_damaged_runs_again_and_no_other_does(tmp_path: Path) -> None:
+    runner = FakeRunner(capacity=1)
+    make_sweep(runner, tmp_path, num_samples=3).run()
+    ledger = SweepPaths(root=tmp_path).events
+    lines = ledger.read_text().splitlines(keepends=True)
+    (lost,) = [
+        i for i, line in enumerate(lines) if '"trial-added"' in line and "trial_00001" in line
+    ]
+    lines[lost] = '{"event": "trial-a#?\n'
+    ledger.write_text("".join(lines))
+    runner.started = []
+    second = make_sweep(runner, tmp_path, num_samples=3)
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    second.run()
+    assert runner.started == ["trial_00001"]
+    assert sorted(second.trials) == ["trial_00000", "trial_00001", "trial_00002"]
+    assert states(second) == 3 * ["TERMINATED"]
+
+
+class Told(TrialScheduler):
+    """Notes what it is told."""
+
+    needs_metric = False
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self.log = log
+
+    def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+        self._note(metrics["loss"])
+        return self.CONTINUE
+
+    def on_complete(self, trial_id: str, metrics: Mapping[str, Any]) -> None:
+        self._note(f"end {metrics['loss']}")
+
+    def _note(self, what: object) -> None:
+        with self.log.open("a") as file:
+            file.write(f"{what}\n")
+
+
+def test_the_last_attempt_counts_where_the_first_had_made_more_reports(tmp_path: Path) -> None:
+    mark, log = tmp_path / "mark", tmp_path / "told"
+
+    def train_twice(config: dict[str, Any]) -> None:
+        if not mark.exists():
+            for value in (100, 101, 102):
+                hpctrain.report({"loss": value})
+            mark.touch()
+            raise ValueError("the first attempt fails")
+        hpctrain.report({"loss": 1})
+        hpctrain.report({"loss": 2})
+
+    grid = tune.Tuner(
+        train_twice,
+        tune_config=tune.TuneConfig(scheduler=Told(log)),
+        run_config=RunConfig(
+            storage_path=tmp_path,
+            name="sweep",
+            verbose=0,
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    ).fit()
+    assert grid[0].metrics == {"loss": 2}
+    trial = read_record(SweepPaths(root=tmp_path / "sweep")).trials["trial_00000"]
+    assert (trial.reports, trial.metrics["loss"]) == (2, 2)
+    assert log.read_text().splitlines()[-1] == "end 2"
+    restored = tune.Tuner.restore(tmp_path / "sweep", train_twice).fit()
+    assert restored[0].metrics == {"loss": 2}
+
+
+def running(paths: RunPaths, *, pid: int = 2**22 + 1) -> None:
+    """Write the status of a run at work by a process of this host; by default there is none."""
+    import socket
+
+    paths.root.mkdir(parents=True, exist_ok=True)
+    write_status(
+        paths,
+        RunStatus(
+            name=paths.root.name,
+            state=RunState.RUNNING,
+            launcher="local",
+            owner_host=socket.gethostname(),
+            owner_pid=pid,
+        ),
+    )
+
+
+def test_a_run_whose_files_are_gone_has_ended(tmp_path: Path) -> None:
+    runner = LocalRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
+    trial = Trial(trial_id="trial_00000", config={})
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.failed, end.was_stopped) == (False, True), "its start was interrupted"
+    running(RunPaths(tmp_path / "trial_00001"))
+    trial = Trial(trial_id="trial_00001", config={})
+    runner.look(trial)
+    shutil.rmtree(tmp_path / "trial_00001")
+    end = runner.look(trial).end
+    assert end is not None
+    assert end.failed
+    assert "is gone" in end.reason
+
+
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.STOPPED])
+def test_a_trial_that_a_person_stops_has_ended_and_not_failed(
+    tmp_path: Path, state: RunState
+) -> None:
+    """Its tuner may see its executor die first, or may not be there at all."""
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", seed=0)
+    trial = Trial(trial_id="trial_00000", config={})
+    ledger.add_trial(trial)
+    paths = RunPaths(tmp_path / "trial_00000")
+    running(paths)
+    runner = LocalRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
+    said = CliRunner().invoke(app, ["tune", "stop", str(tmp_path), "trial_00000"])
+    assert said.exit_code == 0, said.output
+    if state is RunState.STOPPED:
+        write_status(paths, RunStatus(name="trial_00000", state=state, launcher="local"))
+        assert runner.attach(trial), "it is not to run again"
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.failed, end.was_stopped) == (False, True)
+
+
+class Broken(TrialScheduler):
+    """Raises errors, whatever it is told."""
+
+    needs_metric = False
+
+    def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+        raise ZeroDivisionError("the first error")
+
+    def on_complete(self, trial_id: str, metrics: Mapping[str, Any]) -> None:
+        raise KeyError("one that would hide it")
+
+
+def test_an_error_of_a_scheduler_stops_all_trials_and_is_the_one_that_is_raised(
+    tmp_path: Path,
+) -> None:
+    runner = FakeRunner({"trial_00001": Script(hangs=True)}, capacity=2)
+    sweep = make_sweep(runner, tmp_path, num_samples=2, scheduler=Broken())
+    with pytest.raises(ZeroDivisionError, match="the first error"):
+        sweep.run()
+    assert not runner.at_work
+    trials = read_record(SweepPaths(root=tmp_path)).trials
+    assert not [t for t in trials.values() if t.state is TrialState.RUNNING]
+
+
+def test_a_ledger_that_cannot_be_written_is_said_with_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, calls = SweepLedger.append, []
+
+    def fail_later(self: SweepLedger, event: str, **details: Any) -> None:
+        calls.append(event)
+        if event == "trial-ended":
+            raise OSError(28, "No space left on device", str(self.paths.events))
+        append(self, event, **details)
+
+    monkeypatch.setattr(SweepLedger, "append", fail_later)
+    with pytest.raises(LaunchError, match=r"cannot be written: No space.*Tuner\.restore"):
+        make_tuner(tmp_path).fit()
+    assert "trial-ended" in calls
+
+
+def test_what_another_tuner_has_done_meanwhile_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = tuner_module.check_first_trials
+    other = make_tuner(tmp_path, param_space={"x": tune.grid_search([1, 2])})
+
+    def let_other_run(*arguments: Any) -> Any:
+        monkeypatch.setattr(tuner_module, "check_first_trials", check)
+        other.fit()
+        return check(*arguments)
+
+    monkeypatch.setattr(tuner_module, "check_first_trials", let_other_run)
+    with pytest.raises(ConfigError, match="is a sweep already"):
+        make_tuner(tmp_path).fit()
+    restored = tune.Tuner.restore(tmp_path / "sweep", train)
+    monkeypatch.setattr(tuner_module, "check_first_trials", let_other_run)
+    other = tune.Tuner.restore(tmp_path / "sweep", train)
+    restored.fit()
+    started = [
+        line
+        for line in (tmp_path / "sweep/tune.jsonl").read_text().splitlines()
+        if '"trial-started"' in line
+    ]
+    assert len(started) == 2, "each trial began once"
+
+
+def test_the_claim_of_a_tuner_on_a_lost_host_is_named(tmp_path: Path) -> None:
+    make_tuner(tmp_path).fit()
+    claim = tmp_path / "sweep/.claim-9"
+    claim.mkdir()
+    owner = {"host": "node-that-is-gone", "pid": 7, "start": 1, "time": 1.0, "token": "t"}
+    (claim / "owner").write_text(json.dumps(owner))
+    with pytest.raises(ConfigError, match=r"process 7 on node-that-is-gone .* rm -r .*claim-9"):
+        tune.Tuner.restore(tmp_path / "sweep", train).fit()
