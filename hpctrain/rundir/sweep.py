@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 LEDGER_OF_SWEEP = "tune.jsonl"
 
 
 def is_sweep(root: Path) -> bool:
-    """Return whether a directory is that of a sweep. Not collective."""
-    return (root / LEDGER_OF_SWEEP).is_file()
+    """Return whether a directory is that of a sweep, as far as it can be seen. Not collective."""
+    # pathlib raises where a directory may not be looked into, or its server is gone.
+    return os.path.isfile(root / LEDGER_OF_SWEEP)
 
 
 def sweep_of(run: Path) -> str | None:

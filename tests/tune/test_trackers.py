@@ -183,3 +183,17 @@ def test_a_run_that_is_no_trial_is_of_no_sweep(tmp_path: Path) -> None:
     assert sweep_of(tmp_path / "run") is None
     (tmp_path / "tune.jsonl").mkdir()
     assert sweep_of(tmp_path / "run") is None
+
+
+def test_a_directory_that_cannot_be_looked_into_is_of_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tune.jsonl").touch()
+    assert sweep_of(tmp_path / "run") == tmp_path.name
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # Root may look into all of them.
+    monkeypatch.setattr("os.stat", refuse)
+    assert sweep_of(tmp_path / "run") is None
