@@ -131,17 +131,18 @@ def read_sweep_facts(paths: SweepPaths) -> SweepFacts:
     if record is None:
         raise no_sweep(paths)
     damage = [f"{paths.events}: {what}" for what in lines.damage]
-    reports, until = {}, max(event["time"] for event in lines.values)
+    until = max(event["time"] for event in lines.values)
+    metric = record.started.get("metric")
+    shown, spans, trials = metric or None, read_spans(lines.values), []
     for name, trial in record.trials.items():
         run = RunPaths(paths.run(name))
         found, damaged = read_trial_reports(run)
         damage += damaged
         damage += find_cut(run, trial, found[-1]["report"] if found else 0)
-        reports[name] = found
         until = max([until, *(report["time"] for report in found[-1:])])
-    metric = record.started.get("metric")
-    shown = metric or _first_number(reports.values())
-    spans = read_spans(lines.values)
+        shown = shown or _first_number(found)
+        # Of all its reports the metric alone is kept.
+        trials.append(_facts(trial, found, shown, spans.get(name, ())))
     reason = None if record.ended is None else record.ended.get("reason")
     return SweepFacts(
         name=paths.root.name,
@@ -154,10 +155,7 @@ def read_sweep_facts(paths: SweepPaths) -> SweepFacts:
         seed=record.started.get("seed"),
         began_at=record.started["time"],
         until=until,
-        trials=tuple(
-            _facts(trial, reports[name], shown, spans.get(name, ()))
-            for name, trial in record.trials.items()
-        ),
+        trials=tuple(trials),
         damage=tuple(damage),
     )
 
@@ -222,11 +220,10 @@ def _mode(record: SweepRecord) -> str | None:
     return mode if mode in ("min", "max") else None
 
 
-def _first_number(of_trials: Iterable[Sequence[Mapping[str, Any]]]) -> str | None:
-    for reports in of_trials:
-        for name, value in flatten(reports[-1]["metrics"]) if reports else ():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return name
+def _first_number(reports: Sequence[Mapping[str, Any]]) -> str | None:
+    for name, value in flatten(reports[-1]["metrics"]) if reports else ():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return name
     return None
 
 
