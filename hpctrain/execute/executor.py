@@ -93,7 +93,7 @@ class Executor:
             paths,
             node_timeout_s=run_config.failure_config.node_timeout_s,
             survives_loss=plan.job_nodes.survives_loss,
-            owns_job=not plan.is_slice,
+            is_slice=plan.is_slice,
             mpiexec=mpiexec,
         )
         job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None

@@ -35,8 +35,8 @@ class NodeAgents:
         Seconds after which a silent node is given up.
     survives_loss
         Whether the run goes on in its job when a node is lost.
-    owns_job
-        Whether the job is this run's alone, so that agents may end it when the executor is lost.
+    is_slice
+        Whether other runs are in the job: agents do not end it when the executor is lost.
     mpiexec
         What starts them on the hosts of a hostfile; None is Slurm's srun.
     """
@@ -47,14 +47,15 @@ class NodeAgents:
         *,
         node_timeout_s: float = AGENT_SILENCE_S,
         survives_loss: bool = False,
-        owns_job: bool = True,
+        is_slice: bool = False,
         mpiexec: StepLauncher | None = None,
     ) -> None:
         self.mpiexec = mpiexec
         """What starts agents, and ranks too; None is Slurm's srun for the former."""
         self._paths = paths
         self._survives_loss = survives_loss
-        self._has_lease = (survives_loss and owns_job) or mpiexec is not None
+        self._is_slice = is_slice
+        self._has_lease = (survives_loss and not is_slice) or mpiexec is not None
         self._node_timeout_s = node_timeout_s
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
@@ -145,7 +146,11 @@ class NodeAgents:
         environment = environ.without_export_variables(environ.environment())
         if self.mpiexec is None:
             argv = agent_step_argv(
-                placement, command, idle_nodes=idle_nodes, survives_loss=self._survives_loss
+                placement,
+                command,
+                idle_nodes=idle_nodes,
+                survives_loss=self._survives_loss,
+                is_slice=self._is_slice,
             )
         else:
             environment |= launcher_variables(self.mpiexec.kind, local=False)

@@ -31,7 +31,13 @@ from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
-from hpctrain.plan.argv import GPU_VARIABLES, STEP_VARIABLES, worker_argv, worker_step_argv
+from hpctrain.plan.argv import (
+    GPU_VARIABLES,
+    MEMORY_VARIABLES,
+    STEP_VARIABLES,
+    worker_argv,
+    worker_step_argv,
+)
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import make_directory, may_pass
@@ -440,7 +446,8 @@ class WorkerGroup(CallsFunctions):
         )
         inherited = environ.without_export_variables(environ.environment())
         variables = environ.without_launcher_variables(inherited)
-        for option in (*STEP_VARIABLES, *(GPU_VARIABLES if self._is_slice else ())):
+        of_job = (*GPU_VARIABLES, *MEMORY_VARIABLES) if self._is_slice else ()
+        for option in (*STEP_VARIABLES, *of_job):
             variables.pop(option, None)
         if any(option.startswith(("--gpus-per-task", "--gres")) for option in self._srun_args):
             # The total of the allocation, of which the ranks may use less.

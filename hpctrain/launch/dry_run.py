@@ -73,7 +73,9 @@ def render_plan(submission: Submission) -> str:
             addresses=["ADDRESS"],
             hosts=hosts,
         )
-        step = agent_step_argv(placement, agent, survives_loss=nodes.survives_loss)
+        step = agent_step_argv(
+            placement, agent, survives_loss=nodes.survives_loss, is_slice=plan.is_slice
+        )
         if hosts:
             step = host_agents_argv(launcher, hosts, agent, export=())
         lines += ["", "# on each node, for each attempt:", shlex.join(step)]

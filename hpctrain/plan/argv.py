@@ -23,6 +23,11 @@ GPU_VARIABLES = (
     "SLURM_TRES_PER_TASK",
 )
 """Options of the job for GPUs that srun reads from the environment."""
+MEMORY_VARIABLES = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE")
+"""Options of the job for memory that srun reads from the environment."""
+# A step with --mem=0 runs beside those that have taken all memory of the job. One with the options
+# of the job asks for some, and is refused, also with --overlap (measured with Slurm 22.05).
+_ANY_MEMORY = "--mem=0"
 # It would override all other options that place tasks.
 _HOSTFILE = "SLURM_HOSTFILE"
 STEP_VARIABLES = (
@@ -194,9 +199,7 @@ def slice_srun_args(placement: Placement, *, gpus_by_task: bool = False) -> tupl
         Whether each rank sees only its own GPUs, and not those of all ranks of its node.
     """
     mem, gpus = placement.mem_mib_per_node, placement.gpus_per_task
-    # A step with --mem=0 runs beside those that have taken all memory of the job (measured with
-    # Slurm 22.05).
-    options = [f"--mem={mem or 0}"]
+    options = [_ANY_MEMORY if mem is None else f"--mem={mem}"]
     if not gpus:
         options.append("--gres=none")
     elif placement.is_even and not gpus_by_task:
@@ -212,6 +215,7 @@ def agent_step_argv(
     *,
     idle_nodes: Sequence[str] = (),
     survives_loss: bool = False,
+    is_slice: bool = False,
 ) -> list[str]:
     """Return the command that starts one agent on each node.
 
@@ -227,9 +231,11 @@ def agent_step_argv(
         Names of nodes of the job that have no workers.
     survives_loss
         Whether the other agents stay when a node is lost.
+    is_slice
+        Whether ranks of other runs are on the same nodes.
     """
     num_nodes = placement.num_nodes + len(idle_nodes)
-    argv = _small_step(num_nodes, (*placement.nodes, *idle_nodes))
+    argv = _small_step(num_nodes, (*placement.nodes, *idle_nodes), is_slice=is_slice)
     if survives_loss:
         # If the job continues without a lost node, so do its agents.
         argv += ["--no-kill", "--kill-on-bad-exit=0"]
@@ -281,9 +287,9 @@ def container_test_argv(
     return [*_small_step(num_nodes, nodes), "--kill-on-bad-exit=0", *srun_options, *command]
 
 
-def node_test_argv(node: str) -> list[str]:
+def node_test_argv(node: str, *, is_slice: bool = False) -> list[str]:
     """Return the command that succeeds if a node of the job starts processes. Not collective."""
-    return [*_small_step(1, (node,)), "--kill-on-bad-exit=1", "true"]
+    return [*_small_step(1, (node,), is_slice=is_slice), "--kill-on-bad-exit=1", "true"]
 
 
 def _exports(names: Sequence[str]) -> list[str]:
@@ -300,11 +306,12 @@ def _one_on_each(mpiexec: StepLauncher, hosts: Sequence[str]) -> list[str]:
     return [*argv, "--bind-to", "none", "--host", ",".join(hosts), "--map-by", "ppr:1:node"]
 
 
-def _small_step(nodes: int, names: Sequence[str]) -> list[str]:
+def _small_step(nodes: int, names: Sequence[str], *, is_slice: bool = False) -> list[str]:
     """Return the beginning of a command that runs one process on each node, next to other steps."""
+    memory = MEMORY_VARIABLES if is_slice else ()
     return [
         "env",
-        *(f"--unset={name}" for name in (*GPU_VARIABLES, _HOSTFILE)),
+        *(f"--unset={name}" for name in (*GPU_VARIABLES, _HOSTFILE, *memory)),
         "srun",
         "--mpi=none",
         f"--nodes={nodes}",
@@ -316,6 +323,7 @@ def _small_step(nodes: int, names: Sequence[str]) -> list[str]:
         "--cpus-per-task=1",
         # A step without GPU options requests all GPUs of the job.
         "--gres=none",
+        *([_ANY_MEMORY] if is_slice else []),
     ]
 
 

@@ -25,7 +25,7 @@ class SlurmNodes:
     job_id
         The job.
     only
-        Those of its nodes that are meant; empty is all of them.
+        The nodes of a slice of it; empty is all of them, and no other run is there.
     """
 
     def __init__(self, job_id: str, *, only: Collection[str] = ()) -> None:
@@ -66,7 +66,7 @@ class SlurmNodes:
 
     def starts_a_process(self, node: str) -> bool:
         """Return whether a process starts on a node of the job. Not collective."""
-        argv = node_test_argv(node)
+        argv = node_test_argv(node, is_slice=bool(self._only))
         try:
             # A step that is refused for what another one still holds tells nothing of the node.
             retry(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -104,11 +104,11 @@ def find_losses(events: Iterable[Mapping[str, Any]]) -> tuple[dict[str, str], st
     return lost, kind
 
 
-def _test_nodes(nodes: Iterable[str]) -> dict[str, str]:
+def _test_nodes(nodes: Collection[str]) -> dict[str, str]:
     """Return on which of some nodes no process starts, and why."""
     job_id = environ.variable("SLURM_JOB_ID")
     if job_id is None:
         return {}
-    usable = UsableNodes(SlurmNodes(job_id))
+    usable = UsableNodes(SlurmNodes(job_id, only=nodes))
     usable.test(nodes)
     return usable.lost

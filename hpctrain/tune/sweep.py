@@ -114,6 +114,7 @@ class Sweep:
         try:
             while self._step():
                 if why := self._cut_off or self._why_leave():
+                    self.reason = why
                     raise RunStoppedError(f"the sweep stopped because {why}.")
                 if self._clock() >= deadline and not self.reason:
                     self._finish_early(f"time_budget_s={self._rules.time_budget_s:g} is over")
@@ -330,10 +331,11 @@ class Sweep:
     def _interrupt(self) -> None:
         """Stop all trials so that a restored sweep resumes them, and wait for their end."""
         self._is_interrupted = True
+        hint = "" if self.reason else "; Ctrl-C again leaves them running"
         self.reason, self._queue.is_closed = self.reason or "interrupted", True
         at_work = self._trials.at_work
         if at_work:
-            self._show(f"stopping {len(at_work)} trials; Ctrl-C again leaves them running")
+            self._show(f"stopping {len(at_work)} trials{hint}")
         for trial in at_work:
             if trial.state is TrialState.RUNNING:
                 self._stops.ask(trial)

@@ -94,6 +94,11 @@ def test_ranks_of_a_slice_share_no_cpus_memory_or_gpus(
     golden(f"argv/ranks-of-a-slice-{name}.txt", lines(argv))
 
 
+def test_agents_of_a_slice_take_no_memory_from_other_runs(golden):
+    argv = agent_step_argv(CHOSEN, ["agent"], is_slice=True)
+    golden("argv/agents-of-a-slice.txt", lines(argv))
+
+
 UNEQUAL = replace(CHOSEN, tasks_per_node=(3, 1))
 
 

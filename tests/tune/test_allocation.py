@@ -296,6 +296,7 @@ def test_a_sweep_leaves_its_job_with_checkpoints_and_goes_on_in_another_one(
         wait_until(lambda: len(places(tmp_path)) == 2, lambda: printed(tmp_path), process=process)
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 5, printed(tmp_path)
+    assert "stopping 2 trials\n" in printed(tmp_path)
     assert "the sweep stopped because job" in printed(tmp_path)
     assert "In another job Tuner.restore(" in printed(tmp_path)
     states = [trial.state.value for trial in record(tmp_path).trials.values()]
@@ -419,26 +420,37 @@ def test_a_sweep_on_one_node_of_an_allocation_has_its_cpus_and_no_more(
 WITH_MEMORY = """
 def train(config):
     say_where(config)
-    await_files("*.place", 5)
+    await_files("trial_00004.*.place", 1)
     hpctrain.report({"x": 1})
 
-large = ScalingConfig(resources_per_worker={"memory": 3 * 2**30})
+class Later:
+    "Proposes the last trial once the ranks of the others have all memory of all nodes."
+
+    def suggest(self, trial_id):
+        if trial_id != "trial_00004":
+            return {"scaling_config": {"resources_per_worker": {"memory": 4 * 2**30}}}
+        return {"scaling_config": {}} if len(list(FOLDER.glob("*.place"))) == 4 else None
+
+    def on_trial_result(self, trial_id, result):
+        pass
+
+    def on_trial_complete(self, trial_id, result, error):
+        pass
+
 results = tune.Tuner(
     DataParallelTrainer(train),
-    param_space={"scaling_config": tune.grid_search([*5 * [large], ScalingConfig()])},
-    tune_config=tune.TuneConfig(max_concurrent_trials=5),
+    tune_config=tune.TuneConfig(search_alg=Later(), num_samples=5),
     run_config=run_config(),
 ).fit()
 assert not results.errors, results.errors
 """
 
 
-def test_trials_with_memory_share_it_out_and_others_run_beside_them(
+def test_trials_share_out_the_memory_of_nodes_and_others_run_beside_them(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
     # 8 GiB on each node.
-    status = run_job(virtual_slurm, tmp_path, WITH_MEMORY, "--nodes=3")
-    assert status == 0, printed(tmp_path)
-    found = {place["trial"]: place for place in places(tmp_path)}
-    nodes = [found[f"trial_0000{i}"]["node"] for i in range(5)]
-    assert nodes == ["node1", "node1", "node2", "node2", "node3"]
+    options = ("--nodes=2", "--mem-per-cpu=2048")
+    assert run_job(virtual_slurm, tmp_path, WITH_MEMORY, *options) == 0, printed(tmp_path)
+    nodes = {place["trial"]: place["node"] for place in places(tmp_path)}
+    assert [nodes[f"trial_0000{i}"] for i in range(4)] == ["node1", "node1", "node2", "node2"]
