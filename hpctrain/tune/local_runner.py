@@ -123,7 +123,12 @@ class LocalRunner:
         if status.state is RunState.STOPPED:
             return _is_stopped_for_good(watch.paths)
         # A process of another host is watched until it is known.
-        return status.state.is_final or bool(watch.life.watch()) or _is_final(watch.paths)
+        if status.state.is_final or watch.life.watch() or _is_final(watch.paths):
+            return True
+        # Whoever starts it again need not watch once more.
+        with suppress(OSError):
+            record_end(watch.paths, "its executor is gone")
+        return False
 
     def history(self, trial: Trial) -> Sequence[Report]:
         """Return all reports of a trial. Not collective."""
