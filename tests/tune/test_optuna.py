@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hpctrain import ConfigError, tune
-from hpctrain.tune.search.optuna import OptunaSearch, convert_space
+from hpctrain.plan import spec
+from hpctrain.tune.search.optuna import OptunaSearch
+from hpctrain.tune.search.parameters import convert_space
 from hpctrain.tune.source import SearchSource
 
 pytest.importorskip("optuna")
@@ -115,3 +118,95 @@ def test_a_wrong_setting_is_refused() -> None:
         OptunaSearch(sampler=object(), seed=1)
     with pytest.raises(ConfigError, match="a dict of Optuna's distributions"):
         OptunaSearch([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has_own_sampler", [False, True])
+def test_a_restored_search_does_not_draw_again_what_it_has_drawn(has_own_sampler: bool) -> None:
+    import optuna
+
+    def begin() -> OptunaSearch:
+        sampler = optuna.samplers.RandomSampler(seed=1) if has_own_sampler else None
+        search = OptunaSearch(sampler=sampler, seed=None if has_own_sampler else 1)
+        search.set_search_properties("loss", "min", SPACE)
+        return search
+
+    configs = propose(begin(), 4)
+    again = []
+    for _ in range(2):
+        restored = begin()
+        for number, config in enumerate(configs[:2]):
+            restored.restore_trial(f"t{number}", config)
+        again.append([config["a"] for config in propose(restored, 3, first=2)])
+    assert not [a for a in again[0] if a in [config["a"] for config in configs]]
+    assert (again[0] == again[1]) != has_own_sampler, "the default sampler is repeatable"
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
+def test_a_restored_function_of_the_trial_finds_its_parameters_inside_the_config() -> None:
+    def define(trial: Any) -> None:
+        trial.suggest_float("opt/lr", 0, 1)
+        trial.suggest_categorical("opt/layers", [(1, 2), (3,)])
+
+    configs = []
+    for _ in range(2):
+        search = OptunaSearch(define, "loss", "min", seed=3)
+        search.set_search_properties(None, None, {})
+        if not configs:
+            source = SearchSource(search=search, space={}, num_samples=9)
+            configs = [source.next(number, f"t{number}") for number in range(3)]
+    for number, config in enumerate(configs):
+        assert config is not None
+        search.restore_trial(f"t{number}", config)
+        assert search._trials[f"t{number}"].params == {
+            "opt/lr": config["opt"]["lr"],
+            "opt/layers": config["opt"]["layers"],
+        }
+
+
+class _Plain:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [lambda: 1, lambda: 2],
+        [_Plain(1), _Plain(2)],
+        [np.arange(3), np.arange(4)],
+        [[1], [True]],
+        [1, True],
+        [np.float64(1), 1.0],
+    ],
+    ids=["functions", "objects", "arrays", "lists", "numbers", "numpy"],
+)
+def test_any_choice_is_found_again_after_it_was_pickled(values: list[Any]) -> None:
+    space = {"a": tune.choice(values)}
+    (parameter,) = convert_space(space).values()
+    for index, value in enumerate(values):
+        chosen = parameter.choice_of(spec.unpack(spec.pack(value, what="a value")))
+        assert chosen == index
+    search = OptunaSearch(seed=1)
+    search.set_search_properties("loss", "min", spec.unpack(spec.pack(space, what="a space")))
+    search.restore_trial("t0", {"a": spec.unpack(spec.pack(values[1], what="a value"))})
+    assert search._trials["t0"].params == {"a": 1}
+
+
+def test_a_configuration_that_cannot_be_proposed_again_is_named_and_not_learnt_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def define(trial: Any) -> None:
+        trial.suggest_categorical("f", ["a", "b"])
+
+    for space, config in (
+        (define, {"f": "gone"}),
+        (define, {}),
+        (None, {"f": "gone"}),
+        (None, {}),
+    ):
+        search = OptunaSearch(space, seed=1)
+        search.set_search_properties("loss", "min", {"f": tune.choice(["a", "b"])})
+        search.restore_trial("t0", config)
+        search.on_trial_complete("t0", {"loss": 1.0})
+        assert "cannot propose the configuration of t0 again" in capsys.readouterr().err
+        assert not [trial for trial in search._study.trials if trial.state.name == "COMPLETE"]

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.metric_names import find_number, find_score
-from hpctrain.tune.domains import Categorical, Domain, Float, Integer
+from hpctrain.tune.search.parameters import (
+    Parameter,
+    as_it_is,
+    convert_space,
+    import_optuna,
+    is_same,
+)
 from hpctrain.tune.search.searcher import Searcher
 from hpctrain.tune.variants import show_path
-from hpctrain.unresolved import find_unresolved
+from hpctrain.unresolved import children
 
-_PLAIN = (str, int, float, bool, type(None))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parameter:
-    """A parameter as Optuna sees it."""
-
-    distribution: Any
-    """One of ``optuna.distributions``."""
-    value_of: Callable[[Any], Any]
-    """Returns the value of what Optuna has chosen."""
-    choice_of: Callable[[Any], Any]
-    """Returns what Optuna would have chosen for a value."""
+# Of numpy's RandomState, with which samplers draw.
+_SEEDS = 2**32
 
 
 class OptunaSearch(Searcher):
@@ -45,6 +40,12 @@ class OptunaSearch(Searcher):
     seed
         Of the sampler, if none is given.
 
+    Notes
+    -----
+    A sweep that is restored does not draw again what it has drawn: the default sampler goes on with
+    `seed` plus the number of trials there are, and a sampler of yours with a new seed
+    (``sampler.reseed_rng()``).
+
     Raises
     ------
     ConfigError
@@ -61,7 +62,7 @@ class OptunaSearch(Searcher):
         seed: int | None = None,
     ) -> None:
         super().__init__(metric, mode)
-        _import_optuna()
+        import_optuna()
         if space is not None and not callable(space) and not isinstance(space, Mapping):
             raise ConfigError(
                 f"OptunaSearch(space={shown(space)}): a dict of Optuna's distributions, or a "
@@ -78,6 +79,7 @@ class OptunaSearch(Searcher):
         self._parameters: dict[str, Parameter] = {}
         self._study: Any = None
         self._trials: dict[str, Any] = {}
+        self._restored = 0
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, space: Mapping[str, Any]
@@ -90,11 +92,11 @@ class OptunaSearch(Searcher):
             If Optuna has no such distribution.
         """
         super().set_search_properties(metric, mode, space)
-        optuna = _import_optuna()
+        optuna = import_optuna()
         if self._space is None:
             self._parameters = convert_space(space)
         elif isinstance(self._space, Mapping):
-            self._parameters = {name: _as_it_is(given) for name, given in self._space.items()}
+            self._parameters = {name: as_it_is(given) for name, given in self._space.items()}
         self._study = optuna.create_study(
             direction="minimize" if self.mode == "min" else "maximize",
             sampler=self._sampler or optuna.samplers.TPESampler(seed=self._seed),
@@ -127,7 +129,7 @@ class OptunaSearch(Searcher):
     ) -> None:
         """Tell Optuna the last value of a trial, or that it failed. Not collective."""
         assert self.metric is not None
-        optuna = _import_optuna()
+        optuna = import_optuna()
         trial = self._trials.pop(trial_id, None)
         if trial is None:
             return
@@ -138,76 +140,54 @@ class OptunaSearch(Searcher):
             self._study.tell(trial, score)
 
     def restore_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
-        """Propose again what was proposed for a trial. Not collective."""
-        if callable(self._space):
-            # What it asked for is in the config by the same names.
-            chosen = {k: v for k, v in config.items() if isinstance(v, _PLAIN)}
-        else:
-            chosen = {
-                name: parameter.choice_of(_find(config, name))
-                for name, parameter in self._parameters.items()
-            }
-        self._study.enqueue_trial(chosen)
-        self.suggest(trial_id)
+        """Propose again what was proposed for a trial. Not collective.
+
+        Optuna is not sent what becomes of a trial whose configuration the space cannot propose any
+        more, and a warning names it.
+        """
+        self._restored += 1
+        self._draw_on()
+        try:
+            if callable(self._space):
+                # What it asked for is in the config by the same names, wherever that is.
+                chosen = dict(_by_path(config))
+            else:
+                chosen = {
+                    name: parameter.choice_of(_find(config, name))
+                    for name, parameter in self._parameters.items()
+                }
+            self._study.enqueue_trial(chosen)
+            self.suggest(trial_id)
+            params = self._trials[trial_id].params
+            changed = [name for name in params if not is_same(params[name], chosen.get(name))]
+        # An index or a key that is not there, and a choice that Optuna does not know.
+        except (AttributeError, LookupError, ValueError) as error:
+            changed = [str(error)]
+        if changed:
+            trial = self._trials.pop(trial_id, None)
+            if trial is not None:
+                self._study.tell(trial, state=import_optuna().trial.TrialState.FAIL)
+            log(
+                f"warning: OptunaSearch cannot propose the configuration of {trial_id} again "
+                f"({', '.join(changed)}), and does not learn from it. Choose from text and "
+                f"numbers, which are found again."
+            )
+
+    def _draw_on(self) -> None:
+        """Let the sampler not repeat its draws: what is enqueued does not advance it."""
+        if self._sampler is not None:
+            if self._restored == 1:
+                self._study.sampler.reseed_rng()
+        elif self._seed is not None:
+            seed = (self._seed + self._restored) % _SEEDS
+            self._study.sampler = import_optuna().samplers.TPESampler(seed=seed)
 
 
-def convert_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return the parameters of a search space for Optuna, by path. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If Optuna has no such distribution.
-    """
-    return {show_path(p): _convert(show_path(p), domain) for p, domain in find_unresolved(space)}
-
-
-def _convert(name: str, domain: Domain | dict[str, Any]) -> Parameter:
-    distributions = _import_optuna().distributions
-    if isinstance(domain, Float):
-        step = None if domain.log else domain.q
-        found = distributions.FloatDistribution(
-            domain.lower, domain.upper, log=domain.log, step=step
-        )
-        if domain.q is None or not domain.log:
-            return _as_it_is(found)
-        q = domain.q
-        # Optuna has no steps on a logarithmic scale.
-        return Parameter(
-            distribution=found, value_of=lambda chosen: round(chosen / q) * q, choice_of=_same
-        )
-    if isinstance(domain, Integer):
-        q = domain.q
-        first = -(-domain.lower // q)
-        last = domain.upper - 1 if q == 1 else domain.upper // q
-        # In steps: with a logarithm Optuna takes 1 only.
-        return Parameter(
-            distribution=distributions.IntDistribution(first, last, log=domain.log),
-            value_of=lambda chosen: chosen * q,
-            choice_of=lambda value: value // q,
-        )
-    if isinstance(domain, Categorical):
-        values = list(domain.categories)
-        if all(isinstance(value, _PLAIN) for value in values):
-            return _as_it_is(distributions.CategoricalDistribution(values))
-        # Optuna takes plain values only.
-        return Parameter(
-            distribution=distributions.CategoricalDistribution(list(range(len(values)))),
-            value_of=lambda chosen: values[chosen],
-            choice_of=lambda value: next(i for i, known in enumerate(values) if known == value),
-        )
-    raise ConfigError(
-        f"OptunaSearch cannot choose {name} from {shown(domain)}. Use choice(), uniform(), "
-        f"randint() and their variants, or leave search_alg out."
-    )
-
-
-def _as_it_is(distribution: Any) -> Parameter:
-    return Parameter(distribution=distribution, value_of=_same, choice_of=_same)
-
-
-def _same(value: Any) -> Any:
-    return value
+def _by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield all that a configuration holds by its path, containers included."""
+    for key, item in children(value):
+        yield show_path((*path, key)), item
+        yield from _by_path(item, (*path, key))
 
 
 def _find(config: Any, name: str) -> Any:
@@ -221,11 +201,3 @@ def _find(config: Any, name: str) -> Any:
     else:
         inside = getattr(config, first)
     return _find(inside, rest) if rest else inside
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError("OptunaSearch needs Optuna: pip install 'hpctrain[optuna]'.") from error
-    return optuna
