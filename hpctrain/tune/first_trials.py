@@ -52,7 +52,7 @@ def check_first_trials(
     if not isinstance(source, VariantSource):
         return None
     first, most = None, 0
-    for number in range(min(len(source.variants), _MOST_CHECKED)):
+    for number in range(min(source.variants.count, _MOST_CHECKED)):
         trial = Trial(trial_id=name_trial(number), config=source.variants[number])
         need = runner.need_of(trial)
         slot = make_slots().take(trial.trial_id, need)
@@ -85,7 +85,7 @@ def print_first_plan(
         Of the trials that a search algorithm proposes.
     """
     if isinstance(source, VariantSource) and first is not None:
-        log(f"{len(source.variants)} trials, the first of which is this:", to=sys.stdout)
+        log(f"{source.variants.count} trials, the first of which is this:", to=sys.stdout)
         print_plan(runner.prepare(first))
     else:
         log(f"{count} trials, which the search algorithm proposes", to=sys.stdout)

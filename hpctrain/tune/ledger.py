@@ -16,12 +16,12 @@ from hpctrain.rundir.files import append_durably, write_atomic
 from hpctrain.rundir.reading import damaged, is_time, read_lines
 from hpctrain.rundir.sweep import LEDGER_OF_SWEEP
 from hpctrain.rundir.trust import read_own
+from hpctrain.tune.plain import is_plain, readable
 from hpctrain.tune.slots import Slot
 from hpctrain.tune.trial import Origin, Transfer, Trial, TrialEvent
 
 FORMAT = 1
 _OWNER_ONLY = FILE_MODE & 0o600
-_PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,10 @@ class SweepLedger:
         """
         is_exact = self._keep(trial, trial.config, 0)
         self.append(
-            "trial-added", trial=trial.trial_id, config=trial.config, config_is_exact=is_exact
+            "trial-added",
+            trial=trial.trial_id,
+            config=trial.config if is_exact else readable(trial.config),
+            config_is_exact=is_exact,
         )
 
     def add_transfer(self, trial: Trial, transfer: Transfer) -> None:
@@ -106,7 +109,7 @@ class SweepLedger:
             number=transfer.number,
             iteration=transfer.iteration,
             seconds=transfer.seconds,
-            config=transfer.config,
+            config=transfer.config if is_exact else readable(transfer.config),
             config_is_exact=is_exact,
         )
 
@@ -267,15 +270,6 @@ def is_event(value: Any) -> bool:
     )
 
 
-def is_plain(value: Any) -> bool:
-    """Return whether JSON holds a value exactly. Pure."""
-    if type(value) is dict:
-        return all(type(k) is str and is_plain(v) for k, v in value.items())
-    if type(value) is list:
-        return all(map(is_plain, value))
-    return type(value) in _PLAIN
-
-
 def _is_inside(event: Mapping[str, Any], trials: Mapping[str, Trial]) -> bool:
     """Return whether a transfer is from a checkpoint of a trial, and not from elsewhere."""
     name = event["checkpoint"]
@@ -305,7 +299,8 @@ _KINDS: Mapping[str, Any] = {
     "gpus": list,
     "nodes": dict,
     "reports": int,
-    "reason": (str, type(None)),
+    **dict.fromkeys(("reason", "metric", "mode"), (str, type(None))),
+    "seed": (int, type(None)),
     **dict.fromkeys(("donor", "checkpoint"), str),
     **dict.fromkeys(("number", "iteration", "report", "attempt"), int),
     "seconds": (int, float),

@@ -35,7 +35,7 @@ class VariantSource:
 
     def is_done(self, number: int) -> bool:
         """Return whether there are no more than so many trials. Not collective."""
-        return number >= len(self.variants)
+        return number >= self.variants.count
 
 
 @dataclass(kw_only=True)
@@ -58,7 +58,7 @@ class SearchSource:
         suggestion = self.search.suggest(trial_id)
         if suggestion is None:
             return None
-        if suggestion == FINISHED:
+        if isinstance(suggestion, str) and suggestion == FINISHED:
             self.has_finished = True
             return None
         if not isinstance(suggestion, Mapping):
@@ -66,6 +66,12 @@ class SearchSource:
                 f"{type(self.search).__name__}.suggest() returned {shown(suggestion)}. A dict of "
                 f"parameters, None or 'FINISHED' is needed."
             )
+        for name in suggestion:
+            if not isinstance(name, str):
+                raise ConfigError(
+                    f"{type(self.search).__name__}.suggest() returned {shown(suggestion)}, with "
+                    f"the key {shown(name)}. Keys are names: use text."
+                )
         return merge_suggestion(self.space, suggestion)
 
     def is_done(self, number: int) -> bool:

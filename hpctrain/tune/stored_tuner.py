@@ -9,6 +9,7 @@ from typing import Any
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.plan import spec
+from hpctrain.rundir.reading import damaged
 from hpctrain.tune.ledger import SweepPaths, read_pickle
 from hpctrain.tune.tune_config import TuneConfig
 
@@ -56,5 +57,6 @@ class StoredTuner:
                 f"{paths.tuner} is gone, which has the settings of the sweep. Bring it back, or "
                 f"begin another sweep."
             ) from error
-        assert isinstance(stored, StoredTuner)
+        if not isinstance(stored, StoredTuner):
+            raise damaged(paths.tuner, f"it holds a {type(stored).__name__}, and no sweep")
         return stored

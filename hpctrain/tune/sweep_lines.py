@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.rundir.display import format_metrics
+from hpctrain.tune.plain import readable
 from hpctrain.tune.trial import Trial, TrialState
 
 # Added to each report, for schedulers.
@@ -14,7 +15,7 @@ _ADDED = ("trial_id", "time_total_s")
 
 def describe_values(values: Mapping[str, Any]) -> str:
     """Return the first values of a configuration, or of metrics. Pure."""
-    return format_metrics(values, most=4)
+    return format_metrics(readable(values), most=4)
 
 
 def describe_end(trial: Trial) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,11 @@ from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.function_run import FunctionRun
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
+from hpctrain.tune.variants import show_path
+from hpctrain.unresolved import Path, children
 
 _RESOURCES = {"cpu": "CPU", "gpu": "GPU", "memory": "memory"}
+_DEEPEST = 100
 # Dicts of a trainer that a configuration adds to.
 _MERGED = ("train_loop_config", "params")
 
@@ -23,13 +27,19 @@ class WithResources:
     """A function with what each of its trials needs."""
 
     function: Callable[..., Any]
-    scaling_config: ScalingConfig
+    scaling_config: ScalingConfig | Callable[[Mapping[str, Any]], ScalingConfig]
+    """Or what returns it for the configuration of a trial."""
 
 
 Trainable = Callable[..., Any] | BaseTrainer | WithResources
 
 
-def with_resources(trainable: Any, resources: Mapping[str, float] | ScalingConfig) -> WithResources:
+Resources = Mapping[str, float] | ScalingConfig
+
+
+def with_resources(
+    trainable: Any, resources: Resources | Callable[[dict[str, Any]], Resources]
+) -> WithResources:
     """Return a function whose trials have these resources. Not collective.
 
     Parameters
@@ -37,7 +47,8 @@ def with_resources(trainable: Any, resources: Mapping[str, float] | ScalingConfi
     trainable
         The function. Trainers have a ScalingConfig.
     resources
-        ``{"cpu": 2, "gpu": 1, "memory": 8 * 2**30}``, or a ScalingConfig.
+        ``{"cpu": 2, "gpu": 1, "memory": 8 * 2**30}``, or a ScalingConfig, or a function that
+        returns one of them for the configuration of a trial.
 
     Raises
     ------
@@ -54,18 +65,42 @@ def with_resources(trainable: Any, resources: Mapping[str, float] | ScalingConfi
             f"with_resources({shown(trainable)}): a function is needed. Give a trainer its "
             f"ScalingConfig."
         )
+    if callable(resources) and not isinstance(resources, type):
+        return WithResources(
+            function=trainable, scaling_config=functools.partial(_ask_resources, resources)
+        )
+    return WithResources(function=trainable, scaling_config=_scaling_of(resources))
+
+
+def _ask_resources(function: Callable[..., Any], config: Mapping[str, Any]) -> ScalingConfig:
+    try:
+        resources = function(dict(config))
+    # Whatever a user's function does.
+    except Exception as error:
+        raise ConfigError(
+            f"the function of with_resources() failed: {type(error).__name__}: {error}. It is "
+            f"given the config of a trial: lambda config: {{'cpu': config['threads']}}."
+        ) from error
+    return _scaling_of(resources)
+
+
+def _scaling_of(resources: Any) -> ScalingConfig:
     if isinstance(resources, ScalingConfig):
-        return WithResources(function=trainable, scaling_config=resources)
+        return resources
+    if not isinstance(resources, Mapping):
+        raise ConfigError(
+            f"with_resources() has the resources {shown(resources)}. A dict is needed, such as "
+            f"{{'cpu': 2, 'gpu': 1}}, or a ScalingConfig, or a function that returns one of them."
+        )
     if unknown := sorted(map(str, set(resources) - set(_RESOURCES))):
         meant = did_you_mean(unknown[0], _RESOURCES) or f"There are {', '.join(_RESOURCES)}."
         raise ConfigError(f"with_resources() has no resource {unknown[0]!r}. {meant}")
-    scaling = ScalingConfig(
+    return ScalingConfig(
         use_gpu=bool(resources.get("gpu")),
         resources_per_worker={
             _RESOURCES[name]: amount for name, amount in resources.items() if amount
         },
     )
-    return WithResources(function=trainable, scaling_config=scaling)
 
 
 def with_parameters(trainable: Any, **parameters: Any) -> Callable[..., Any]:
@@ -92,13 +127,30 @@ def check_trainable(trainable: object) -> None:
     ConfigError
         If it is neither a function nor a trainer.
     """
-    if isinstance(trainable, (BaseTrainer, WithResources)):
+    if isinstance(trainable, BaseTrainer):
         return
+    if isinstance(trainable, WithResources):
+        trainable = trainable.function
     if isinstance(trainable, type) or not callable(trainable):
         raise ConfigError(
             f"Tuner({shown(trainable)}): a function of a config, or a trainer such as "
             f"TorchTrainer(...), is needed."
         )
+    call = getattr(trainable, "__call__", None)  # noqa: B004
+    for function in (trainable, call):
+        for is_kind, kind in _NOT_RUN_BY_A_CALL:
+            if is_kind(function):
+                raise ConfigError(
+                    f"Tuner({shown(trainable)}): it is {kind}, of which a call runs nothing. A "
+                    f"function is needed that calls hpctrain.report()."
+                )
+
+
+_NOT_RUN_BY_A_CALL = (
+    (inspect.isgeneratorfunction, "a generator"),
+    (inspect.iscoroutinefunction, "an async function"),
+    (inspect.isasyncgenfunction, "an async generator"),
+)
 
 
 def name_trainable(trainable: Trainable) -> str:
@@ -125,18 +177,37 @@ def make_trial_trainer(
     Raises
     ------
     ConfigError
-        If the configuration has an argument that the trainer lacks, or a value that it refuses.
+        If the configuration has an argument that the trainer lacks, or a value that it refuses, or
+        holds itself.
     """
+    _check_depth(config)
     if isinstance(trainable, BaseTrainer):
         return _with_changes(trainable, config, run_config)
     return DataParallelTrainer(
         trainable.function if isinstance(trainable, WithResources) else trainable,
         train_loop_config=config,
-        scaling_config=(
-            trainable.scaling_config if isinstance(trainable, WithResources) else ScalingConfig()
-        ),
+        scaling_config=_scaling_for(trainable, config),
         run_config=run_config,
     )
+
+
+def _check_depth(config: Mapping[str, Any]) -> None:
+    rest: list[tuple[Any, Path]] = [(config, ())]
+    while rest:
+        value, path = rest.pop()
+        if len(path) > _DEEPEST:
+            raise ConfigError(
+                f"the configuration holds itself, or is more than {_DEEPEST} levels deep, at "
+                f"{show_path(path[:4])}/... Flatten it, or make such a value in the function."
+            )
+        rest += [(each, (*path, key)) for key, each in children(value)]
+
+
+def _scaling_for(trainable: object, config: Mapping[str, Any]) -> ScalingConfig:
+    if not isinstance(trainable, WithResources):
+        return ScalingConfig()
+    scaling = trainable.scaling_config
+    return scaling if isinstance(scaling, ScalingConfig) else scaling(config)
 
 
 def _with_changes(

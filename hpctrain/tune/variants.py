@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hpctrain.checks import shown
@@ -14,6 +15,8 @@ from hpctrain.tune.domains import Domain, Function, Grid, grid_search
 from hpctrain.unresolved import Path, children, find_unresolved, is_grid_mapping, is_unresolved
 
 _MOST_PASSES = 20
+
+Grids = Sequence[tuple[Path, Sequence[Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,23 @@ class Variants:
     seed: int
     num_samples: int = 1
 
+    @cached_property
+    def count(self) -> int:
+        """How many there are; there may be more than `len` can return."""
+        return self.num_samples * self._combinations
+
+    @cached_property
+    def _grids(self) -> Grids:
+        # A grid may have a million values: they are looked for once.
+        return _find_grids(self.space)
+
+    @cached_property
+    def _combinations(self) -> int:
+        return _count(self._grids)
+
     def __len__(self) -> int:
         """Return how many there are."""
-        return self.num_samples * count_combinations(self.space)
+        return self.count
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return one of them, from 0.
@@ -40,23 +57,27 @@ class Variants:
         ConfigError
             If a function of the space fails, or a grid is inside a drawn value.
         """
-        if not 0 <= number < len(self):
+        if not 0 <= number < self.count:
             raise IndexError(number)
-        combination = number % count_combinations(self.space)
         return resolve(
             self.space,
-            combination=combination,
+            combination=number % self._combinations,
+            grids=self._grids,
             rng_of=lambda path: random.Random(f"{self.seed}/{number}/{show_path(path)}"),
         )
 
 
 def count_combinations(space: Mapping[str, Any]) -> int:
     """Return how many combinations the grids of a space have; 1 without a grid. Pure."""
-    return math.prod(len(values) for _, values in _grids(space))
+    return _count(_find_grids(space))
 
 
 def resolve(
-    space: Mapping[str, Any], *, combination: int, rng_of: Callable[[Path], random.Random]
+    space: Mapping[str, Any],
+    *,
+    combination: int,
+    rng_of: Callable[[Path], random.Random],
+    grids: Grids | None = None,
 ) -> dict[str, Any]:
     """Return a space with a value in place of each domain. Pure, as far as its functions are.
 
@@ -67,6 +88,8 @@ def resolve(
         changes fastest.
     rng_of
         Returns what to draw with, for each path: a parameter that is added changes no other.
+    grids
+        Those of the space, if they are known.
 
     Raises
     ------
@@ -74,7 +97,7 @@ def resolve(
         If a function fails, or a grid is inside a drawn value.
     """
     values: dict[Path, Any] = {}
-    for path, grid in _grids(space):
+    for path, grid in _find_grids(space) if grids is None else grids:
         combination, index = divmod(combination, len(grid))
         values[path] = grid[index]
     resolved = put_values(dict(space), values)
@@ -116,7 +139,7 @@ def check_space(space: object) -> None:
     for key in space:
         if not isinstance(key, str):
             raise ConfigError(f"param_space has the key {shown(key)}. Keys are names: use text.")
-    _grids(space)
+    _find_grids(space)
 
 
 def show_path(path: Path) -> str:
@@ -124,14 +147,25 @@ def show_path(path: Path) -> str:
     return "/".join(map(str, path))
 
 
-def _grids(space: Mapping[str, Any]) -> list[tuple[Path, list[Any]]]:
-    grids = []
+def _find_grids(space: Mapping[str, Any]) -> Grids:
+    grids: list[tuple[Path, Sequence[Any]]] = []
     for path, domain in find_unresolved(space):
         if isinstance(domain, Grid):
-            grids.append((path, list(domain.values)))
+            grids.append((path, domain.values))
         elif is_grid_mapping(domain):
-            grids.append((path, list(grid_search(domain["grid_search"]).values)))
-    return sorted(grids, key=lambda grid: [(isinstance(k, str), k) for k in grid[0]])
+            grids.append((path, grid_search(domain["grid_search"]).values))
+    return sorted(grids, key=lambda grid: [_order(key) for key in grid[0]])
+
+
+def _order(key: Any) -> tuple[int, Any]:
+    """Return what indices, names and other keys are sorted by."""
+    if isinstance(key, str):
+        return 1, key
+    return (0, key) if isinstance(key, int) else (2, shown(key))
+
+
+def _count(grids: Grids) -> int:
+    return math.prod(len(values) for _, values in grids)
 
 
 def _call(functions: Mapping[Path, Domain], resolved: Any) -> dict[Path, Any]:
@@ -151,7 +185,8 @@ def _call(functions: Mapping[Path, Domain], resolved: Any) -> dict[Path, Any]:
     path, cause = failed
     raise ConfigError(
         f"sample_from() of {show_path(path)} failed: {type(cause).__name__}: {cause}. It is given "
-        f"the other values of param_space, and must not need its own."
+        f"the config itself, with the other values of param_space: lambda config: config['x']. It "
+        f"must not need its own value."
     ) from cause
 
 
@@ -193,12 +228,23 @@ def _heads(values: Mapping[Path, Any]) -> set[Path]:
     return {path[:end] for path in values for end in range(1, len(path) + 1)}
 
 
-def copy_containers(value: Any) -> Any:
-    """Return a copy of dicts and lists: trials do not share what they may change. Pure."""
-    if is_unresolved(value):
+def copy_containers(value: Any, copies: dict[int, Any] | None = None) -> Any:
+    """Return a copy of dicts and lists: trials do not share what they may change. Pure.
+
+    Parameters
+    ----------
+    copies
+        By `id`, those of the containers around it: it may hold itself.
+    """
+    if is_unresolved(value) or type(value) not in (dict, list):
         return value
+    copies = {} if copies is None else copies
+    if id(value) in copies:
+        return copies[id(value)]
+    copy: Any = type(value)()
+    inside = {**copies, id(value): copy}
     if type(value) is dict:
-        return {key: copy_containers(item) for key, item in value.items()}
-    if type(value) is list:
-        return [copy_containers(item) for item in value]
-    return value
+        copy.update((key, copy_containers(item, inside)) for key, item in value.items())
+    else:
+        copy.extend(copy_containers(item, inside) for item in value)
+    return copy

@@ -147,13 +147,14 @@ def test_a_restored_function_of_the_trial_finds_its_parameters_inside_the_config
         trial.suggest_float("opt/lr", 0, 1)
         trial.suggest_categorical("opt/layers", [(1, 2), (3,)])
 
-    configs = []
-    for _ in range(2):
+    def begin() -> OptunaSearch:
         search = OptunaSearch(define, "loss", "min", seed=3)
         search.set_search_properties(None, None, {})
-        if not configs:
-            source = SearchSource(search=search, space={}, num_samples=9)
-            configs = [source.next(number, f"t{number}") for number in range(3)]
+        return search
+
+    source = SearchSource(search=begin(), space={}, num_samples=9)
+    configs = [source.next(number, f"t{number}") for number in range(3)]
+    search = begin()
     for number, config in enumerate(configs):
         assert config is not None
         search.restore_trial(f"t{number}", config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.schedulers import ASHAScheduler
+from hpctrain.tune.trainable import make_trial_trainer
 from tests.waiting import wait_until
 
 TIMEOUT_S = 120.0
@@ -373,15 +375,15 @@ def test_a_sweep_whose_settings_are_damaged_or_writable_by_others_is_not_restore
     tmp_path: Path,
 ) -> None:
     tune.Tuner(noop, param_space={}, run_config=quiet(tmp_path)).fit()
-    pickle = tmp_path / "sweep/tuner.pkl"
-    pickle.chmod(0o620)
+    settings = tmp_path / "sweep/tuner.pkl"
+    settings.chmod(0o620)
     with pytest.raises(ConfigError, match="can be written by others"):
         tune.Tuner.restore(tmp_path / "sweep", noop)
-    pickle.chmod(0o600)
-    pickle.write_bytes(pickle.read_bytes()[:40])
+    settings.chmod(0o600)
+    settings.write_bytes(settings.read_bytes()[:40])
     with pytest.raises(DamagedFileError, match=r"tuner\.pkl"):
         tune.Tuner.restore(tmp_path / "sweep", noop)
-    pickle.unlink()
+    settings.unlink()
     with pytest.raises(ConfigError, match="is gone, which has the settings"):
         tune.Tuner.restore(tmp_path / "sweep", noop)
 
@@ -434,3 +436,88 @@ def test_importing_tune_loads_nothing_heavy() -> None:
     loaded = set(found.stdout.split())
     assert "hpctrain.tune.tuner" in loaded, found.stderr
     assert not loaded & {"numpy", "pandas", "optuna", "torch", "mpi4py", "rich", "submitit"}
+
+
+class _Unshown:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_a_config_that_json_and_text_cannot_hold_reaches_its_trial(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        assert isinstance(config["unshown"], _Unshown)
+        hpctrain.report({"loss": config["by_size"][1, 2]})
+
+    space = {"by_size": {(1, 2): 3}, "unshown": _Unshown()}
+    grid = tune.Tuner(train, param_space=space, run_config=quiet(tmp_path)).fit()
+    assert grid.errors == []
+    assert grid[0].metrics == {"loss": 3}
+    record = read_record(SweepPaths(root=tmp_path / "sweep"))
+    assert record.trials["trial_00000"].config["by_size"] == {"(1, 2)": 3}
+    (result,) = tune.Tuner.restore(tmp_path / "sweep", train).get_results()
+    assert result.config["by_size"] == {(1, 2): 3}
+
+
+@pytest.mark.parametrize("make", [lambda itself: itself, lambda itself: tune.choice([itself])])
+def test_a_config_that_holds_itself_is_refused_before_anything_starts(
+    make: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    itself: dict[str, Any] = {}
+    itself["again"] = [itself]
+    with pytest.raises(ConfigError, match=r"holds itself.* at a/again/0/again/\.\.\."):
+        tune.Tuner(noop, param_space={"a": make(itself)}, run_config=quiet(tmp_path)).fit()
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_settings_of_something_else_are_not_restored(tmp_path: Path) -> None:
+    tune.Tuner(noop, param_space={}, run_config=quiet(tmp_path)).fit()
+    (tmp_path / "sweep/tuner.pkl").write_bytes(pickle.dumps({"not": "a sweep"}))
+    with pytest.raises(DamagedFileError, match="holds a dict, and no sweep"):
+        tune.Tuner.restore(tmp_path / "sweep", noop)
+
+
+def test_resources_may_depend_on_the_config(tmp_path: Path) -> None:
+    trainable = tune.with_resources(noop, lambda config: {"cpu": config["threads"]})
+    for threads in (1, 2):
+        trainer = make_trial_trainer(trainable, {"threads": threads}, RunConfig())
+        assert trainer.scaling_config == ScalingConfig(resources_per_worker={"CPU": threads})
+    with pytest.raises(ConfigError, match=r"function of with_resources.* failed: KeyError"):
+        tune.Tuner(trainable, run_config=quiet(tmp_path)).fit()
+    wrong = tune.with_resources(noop, lambda config: 3)
+    with pytest.raises(ConfigError, match="has the resources 3"):
+        tune.Tuner(wrong, run_config=quiet(tmp_path)).fit()
+    with pytest.raises(ConfigError, match="has the resources 3"):
+        tune.with_resources(noop, 3)  # type: ignore[arg-type]
+
+
+def _yields(config: dict[str, Any]) -> Any:
+    yield hpctrain.report({"loss": 1})
+
+
+async def _waits(config: dict[str, Any]) -> None:
+    hpctrain.report({"loss": 1})
+
+
+async def _waits_and_yields(config: dict[str, Any]) -> Any:
+    yield hpctrain.report({"loss": 1})
+
+
+class _Called:
+    async def __call__(self, config: dict[str, Any]) -> None:
+        hpctrain.report({"loss": 1})
+
+
+@pytest.mark.parametrize(
+    "trainable",
+    [
+        _yields,
+        _waits,
+        _waits_and_yields,
+        _Called(),
+        tune.with_parameters(_yields, more=1),
+        tune.with_resources(_waits, {"cpu": 1}),
+    ],
+)
+def test_a_function_that_a_call_does_not_run_is_refused(trainable: Any) -> None:
+    with pytest.raises(ConfigError, match="of which a call runs nothing"):
+        tune.Tuner(trainable)

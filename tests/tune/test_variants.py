@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig, tune
-from hpctrain.tune.source import merge_suggestion
+from hpctrain.tune.domains import Grid
+from hpctrain.tune.search import Searcher
+from hpctrain.tune.source import SearchSource, VariantSource, merge_suggestion
 from hpctrain.tune.variants import Variants, check_space
 from hpctrain.unresolved import find_unresolved
 
@@ -254,3 +256,62 @@ def test_a_configuration_may_hold_itself_be_deep_and_hold_a_value_twice() -> Non
     twice = [config["lr"]]
     found = [path for path, _ in find_unresolved({"a": twice, "b": (twice, 1)})]
     assert found == [("a", 0), ("b", 0, 0)]
+
+
+def test_a_space_that_holds_itself_is_copied_with_what_it_holds() -> None:
+    space: dict[str, Any] = {"lr": tune.uniform(0, 1), "constants": {"n": 1}}
+    space["constants"]["self"] = space["constants"]
+    config = Variants(space=space, seed=0)[0]
+    assert config["constants"]["self"] is config["constants"]
+    assert config["constants"] is not space["constants"]
+
+
+def test_grids_of_more_combinations_than_len_can_return_are_gone_through() -> None:
+    space = {name: tune.grid_search(range(100_000)) for name in "abcd"}
+    variants = Variants(space=space, seed=0, num_samples=10**6)
+    source = VariantSource(variants=variants)
+    assert variants.count == 10**26
+    assert source.next(10**26 - 1, "t") == dict.fromkeys("abcd", 99_999)
+    assert not source.is_done(10**26 - 1)
+    assert source.is_done(10**26)
+
+
+class _Counted(list[int]):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Any:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_the_values_of_a_grid_are_not_gone_through_for_each_variant() -> None:
+    values = _Counted([1, 2])
+    variants = Variants(space={"a": Grid(values=values)}, seed=0, num_samples=50)
+    assert [variants[number]["a"] for number in range(variants.count)] == [1, 2] * 50
+    assert values.times <= 1
+
+
+@pytest.mark.parametrize(
+    ("proposed", "message"),
+    [
+        ({1: 2}, "the key 1. Keys are names"),
+        (np.arange(3), "A dict of parameters"),
+        ("finished", "A dict of parameters"),
+    ],
+    ids=["key", "array", "text"],
+)
+def test_what_is_no_proposal_is_refused(proposed: Any, message: str) -> None:
+    class Own(Searcher):
+        def suggest(self, trial_id: str) -> Any:
+            return proposed
+
+    with pytest.raises(ConfigError, match=message):
+        SearchSource(search=Own(), space={}, num_samples=1).next(0, "t0")
+
+
+def test_a_function_that_expects_a_spec_is_told_what_it_is_given() -> None:
+    space = {"x": 1, "y": tune.sample_from(lambda spec: spec.config.x)}
+    with pytest.raises(ConfigError, match=r"is given the config itself.*config\['x'\]"):
+        Variants(space=space, seed=0)[0]
