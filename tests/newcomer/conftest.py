@@ -135,7 +135,7 @@ def normalize(text: str) -> str:
         (rf"\b{re.escape(os.uname().nodename)}\b", "laptop"),
         (r"\b\d+(\.\d+)? (ms|s|min|h|d)\b", "TIME"),
         (r"\b\d+(\.\d+)?/s\b", "RATE"),
-        (r"\b\d+:\d\d(:\d\d)?\b", "TIME"),
+        (r"\b(\d+-)?\d+:\d\d(:\d\d)?\b", "TIME"),
         (r"\bTIME TIME\b", "TIME"),
         (r"\b\d{4}-\d\d-\d\d\b", "DATE"),
         (r"\b(process|pid) \d+", r"\1 PID"),
