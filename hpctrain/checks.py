@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import numbers
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
@@ -145,6 +146,22 @@ def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return -sys.float_info.max <= value <= sys.float_info.max
+
+
+def plain_number(value: Any) -> Any:
+    """Return a number of numpy's as one of Python's; all else stays itself. Not collective.
+
+    Examples
+    --------
+    >>> from numpy import int64
+    >>> plain_number(int64(3)), plain_number("3")
+    (3, '3')
+    """
+    if type(value) in (bool, int, float):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def check_seconds(what: str, value: object) -> None:

@@ -23,6 +23,28 @@ _TUNE_STATUS = "RunConfig(verbose=1) shows the trials, and so does hpctrain tune
 _OWN_AGGREGATE = "groupby(keys).map_groups(function) computes anything of each group."
 _CATALOG = "the files of a catalog are read by their paths."
 
+_OTHER_SEARCH = (
+    "there is hpctrain.tune.search.optuna.OptunaSearch; subclass hpctrain.tune.search.Searcher for "
+    "another one."
+)
+_VARIANTS = "leave search_alg out: Tuner tries the variants of param_space."
+_OTHER_SEARCHES: Mapping[str, Mapping[str, str]] = {
+    "hpctrain.tune.search": {
+        "BasicVariantGenerator": _VARIANTS,
+        "ConcurrencyLimiter": "use TuneConfig(max_concurrent_trials=...).",
+        "Repeater": "put the seed into param_space: {'seed': tune.grid_search([1, 2, 3])}.",
+        "create_searcher": "construct it: hpctrain.tune.search.optuna.OptunaSearch().",
+    },
+    "hpctrain.tune.search.ax": {"AxSearch": _OTHER_SEARCH},
+    "hpctrain.tune.search.basic_variant": {"BasicVariantGenerator": _VARIANTS},
+    "hpctrain.tune.search.bayesopt": {"BayesOptSearch": _OTHER_SEARCH},
+    "hpctrain.tune.search.bohb": {"TuneBOHB": _OTHER_SEARCH},
+    "hpctrain.tune.search.hebo": {"HEBOSearch": _OTHER_SEARCH},
+    "hpctrain.tune.search.hyperopt": {"HyperOptSearch": _OTHER_SEARCH},
+    "hpctrain.tune.search.nevergrad": {"NevergradSearch": _OTHER_SEARCH},
+    "hpctrain.tune.search.zoopt": {"ZOOptSearch": _OTHER_SEARCH},
+}
+
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     "hpctrain": {
         "CometLoggerCallback": _TRACKER,
@@ -171,14 +193,18 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "run": "use Tuner(trainable, param_space=...).fit().",
         "run_experiments": "use a Tuner for each.",
     },
-    "hpctrain.tune.schedulers": dict.fromkeys(
-        (
-            *("HyperBandForBOHB", "PB2", "PopulationBasedTrainingReplay"),
-            "ResourceChangingScheduler",
+    **_OTHER_SEARCHES,
+    "hpctrain.tune.schedulers": {
+        "create_scheduler": "construct it: hpctrain.tune.schedulers.ASHAScheduler().",
+        **dict.fromkeys(
+            (
+                *("HyperBandForBOHB", "PB2", "PopulationBasedTrainingReplay"),
+                "ResourceChangingScheduler",
+            ),
+            "there are ASHAScheduler, HyperBandScheduler, MedianStoppingRule and "
+            "PopulationBasedTraining; subclass TrialScheduler for another rule.",
         ),
-        "there are ASHAScheduler, HyperBandScheduler, MedianStoppingRule and "
-        "PopulationBasedTraining; subclass TrialScheduler for another rule.",
-    ),
+    },
     "hpctrain.torch": {
         "TorchWorkerProfiler": "use torch.profiler.profile() in the training function, and write "
         "its traces into hpctrain.artifact_dir().",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.checks import is_number, shown
+from hpctrain.checks import is_number, plain_number, shown
 from hpctrain.errors import ConfigError
 from hpctrain.unresolved import Unresolved
 
@@ -117,12 +117,14 @@ class Function(Domain):
 
 def uniform(lower: float, upper: float) -> Float:
     """Return the domain of the numbers from `lower` to `upper`. Not collective."""
+    lower, upper = map(plain_number, (lower, upper))
     _check_bounds("uniform", lower, upper)
     return Float(lower=lower, upper=upper)
 
 
 def quniform(lower: float, upper: float, q: float) -> Float:
     """Return the domain of the multiples of `q` from `lower` to `upper`. Not collective."""
+    lower, upper, q = map(plain_number, (lower, upper, q))
     _check_bounds("quniform", lower, upper)
     _check_multiples("quniform", lower, upper, q)
     return Float(lower=lower, upper=upper, q=q)
@@ -130,12 +132,14 @@ def quniform(lower: float, upper: float, q: float) -> Float:
 
 def loguniform(lower: float, upper: float) -> Float:
     """Return the domain of the numbers whose logarithm is uniform. Not collective."""
+    lower, upper = map(plain_number, (lower, upper))
     _check_bounds("loguniform", lower, upper, log=True)
     return Float(lower=lower, upper=upper, log=True)
 
 
 def qloguniform(lower: float, upper: float, q: float) -> Float:
     """Return the multiples of `q` in `loguniform`. Not collective."""
+    lower, upper, q = map(plain_number, (lower, upper, q))
     _check_bounds("qloguniform", lower, upper, log=True)
     _check_multiples("qloguniform", lower, upper, q)
     return Float(lower=lower, upper=upper, log=True, q=q)
@@ -143,6 +147,7 @@ def qloguniform(lower: float, upper: float, q: float) -> Float:
 
 def randint(lower: int, upper: int) -> Integer:
     """Return the domain of the whole numbers from `lower` to ``upper - 1``. Not collective."""
+    lower, upper = map(plain_number, (lower, upper))
     _check_integers("randint", lower, upper)
     return Integer(lower=lower, upper=upper)
 
@@ -152,30 +157,35 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
 
     As in Ray Tune, `upper` is one of them unless `q` is 1.
     """
+    lower, upper, q = map(plain_number, (lower, upper, q))
     _check_integers("qrandint", lower, upper, q=q)
     return Integer(lower=lower, upper=upper, q=q)
 
 
 def lograndint(lower: int, upper: int) -> Integer:
     """Return the whole numbers up to ``upper - 1``, their logarithm uniform. Not collective."""
+    lower, upper = map(plain_number, (lower, upper))
     _check_integers("lograndint", lower, upper, log=True)
     return Integer(lower=lower, upper=upper, log=True)
 
 
 def qlograndint(lower: int, upper: int, q: int) -> Integer:
     """Return the multiples of `q` in `lograndint`; see `qrandint`. Not collective."""
+    lower, upper, q = map(plain_number, (lower, upper, q))
     _check_integers("qlograndint", lower, upper, q=q, log=True)
     return Integer(lower=lower, upper=upper, log=True, q=q)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
     """Return the domain of a normal distribution. Not collective."""
+    mean, sd = map(plain_number, (mean, sd))
     _check_normal("randn", mean, sd)
     return Normal(mean=mean, sd=sd)
 
 
 def qrandn(mean: float, sd: float, q: float) -> Normal:
     """Return the domain of a normal distribution, in multiples of `q`. Not collective."""
+    mean, sd, q = map(plain_number, (mean, sd, q))
     _check_normal("qrandn", mean, sd)
     _check_step("qrandn", q)
     return Normal(mean=mean, sd=sd, q=q)

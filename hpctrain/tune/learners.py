@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
+from hpctrain.checks import shown
+from hpctrain.errors import ConfigError
 from hpctrain.tune.runner import Report
-from hpctrain.tune.schedulers.scheduler import Exploit, TrialScheduler
+from hpctrain.tune.schedulers.scheduler import Decision, Exploit, TrialScheduler
 from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.trial import Trial, TrialState
+
+_DECISIONS = get_args(Decision)
 
 
 class Learners:
@@ -36,8 +41,19 @@ class Learners:
             self._search.restore_trial(trial.trial_id, trial.config)  # type: ignore[attr-defined]
 
     def note_report(self, trial: Trial, report: Report) -> str:
-        """Tell of a report, and return what becomes of the trial. Not collective."""
-        decision = self.scheduler.on_result(trial.trial_id, report.metrics)
+        """Tell of a report, and return what becomes of the trial. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the scheduler returns no decision.
+        """
+        decision: object = self.scheduler.on_result(trial.trial_id, report.metrics)
+        if not isinstance(decision, str) or decision not in _DECISIONS:
+            raise ConfigError(
+                f"{type(self.scheduler).__name__}.on_result() returned {shown(decision)}. One of "
+                f"{', '.join(_DECISIONS)} is needed: return self.CONTINUE."
+            )
         if self._search is not None:
             self._search.on_trial_result(trial.trial_id, report.metrics)
         return decision

@@ -20,7 +20,7 @@ from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.stops import Stops
 from hpctrain.tune.sweep_lines import describe_end, describe_values
-from hpctrain.tune.sweep_rules import SweepRules, check_metric
+from hpctrain.tune.sweep_rules import SweepRules, check_metrics
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trials import Trials
@@ -219,8 +219,8 @@ class Sweep:
         if report.number <= trial.reports and report.attempt <= trial.attempt:
             return
         is_first = trial.reports == 0 and not self._is_interrupted
-        if is_first and self._rules.metric is not None:
-            check_metric(trial, report, self._rules.metric)
+        if is_first:
+            check_metrics(trial, report, self._rules.metrics)
         is_known = trial.take(report.number, report.metrics, attempt=report.attempt)
         if is_known:
             # What learns from reports was told of this one when it was made first.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hpctrain import timeouts
@@ -11,14 +12,15 @@ from hpctrain.errors import ConfigError
 from hpctrain.metric_names import all_names, explain_unknown, has_metric
 from hpctrain.tune.runner import Report
 from hpctrain.tune.trial import Trial
+from hpctrain.tune.tune_config import TuneConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRules:
     """What ends a sweep, or a trial, besides the scheduler."""
 
-    metric: str | None = None
-    """Must be in the first report of each trial."""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """What must be in the first report of each trial, and what names it."""
     time_budget_s: float = math.inf
     fail_fast: bool | Literal["raise"] = False
     """Whether the first trial that fails ends all."""
@@ -26,17 +28,36 @@ class SweepRules:
     """Seconds after which a trial that was asked to stop is ended."""
 
 
-def check_metric(trial: Trial, report: Report, metric: str) -> None:
-    """Refuse a first report that lacks the metric of the sweep. Pure.
+def name_metrics(config: TuneConfig, scheduler: object) -> dict[str, str]:
+    """Return the metrics that a sweep compares, and what names each. Not collective.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler of the sweep. It and the search algorithm have the metric of the TuneConfig,
+        or one of their own.
+    """
+    named = {} if config.metric is None else {config.metric: "TuneConfig"}
+    for learner in (scheduler, config.search_alg):
+        metric = getattr(learner, "metric", None)
+        if isinstance(metric, str):
+            named.setdefault(metric, type(learner).__name__)
+    return named
+
+
+def check_metrics(trial: Trial, report: Report, metrics: Mapping[str, str]) -> None:
+    """Refuse a first report that lacks a metric which the sweep compares. Pure.
 
     Raises
     ------
     ConfigError
         With the metrics that there are.
     """
-    if report.is_partial or has_metric(report.metrics, metric):
+    if report.is_partial:
         return
-    raise ConfigError(
-        f"{trial.trial_id} reported no {metric!r}, which TuneConfig(metric=...) names. "
-        f"{explain_unknown(metric, all_names(report.metrics))}"
-    )
+    for metric, owner in metrics.items():
+        if not has_metric(report.metrics, metric):
+            raise ConfigError(
+                f"{trial.trial_id} reported no {metric!r}, which {owner}(metric=...) names. "
+                f"{explain_unknown(metric, all_names(report.metrics))}"
+            )

@@ -6,21 +6,28 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hpctrain.checks import check_count, check_seconds, show_changes, shown
+from hpctrain.checks import check_count, check_seconds, plain_number, show_changes, shown
 from hpctrain.errors import ConfigError
-from hpctrain.rules import checked, choice, count, kind, optional, or_default, text, with_value
+from hpctrain.rules import checked, choice, kind, optional, or_default, text, with_value
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 
 _METHODS = ("suggest", "on_trial_result", "on_trial_complete")
 
 
 def _num_samples(what: str, value: Any) -> Any:
+    value = plain_number(value)
     if value == -1:
         raise ConfigError(
             f"{with_value(what, value)}: a sweep without an end is not supported. Give the largest "
             f"number of samples that you want, and time_budget_s=."
         )
     check_count(what, value, at_least=1)
+    return value
+
+
+def _seed(what: str, value: Any) -> Any:
+    value = plain_number(value)
+    check_count(what, value, at_least=0)
     return value
 
 
@@ -37,11 +44,13 @@ def _search_alg(what: str, value: Any) -> Any:
 def _budget(what: str, value: Any) -> Any:
     if isinstance(value, timedelta):
         value = value.total_seconds()
+    value = plain_number(value)
     check_seconds(what, value)
     return value
 
 
 def _most_trials(what: str, value: Any) -> Any:
+    value = plain_number(value)
     # Ray Tune's 0 is no limit, too.
     check_count(what, value, at_least=0)
     return value or None
@@ -55,7 +64,7 @@ def _most_trials(what: str, value: Any) -> Any:
     num_samples=or_default(_num_samples),
     max_concurrent_trials=optional(_most_trials),
     time_budget_s=optional(_budget),
-    seed=optional(count(0)),
+    seed=optional(_seed),
 )
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:

@@ -34,7 +34,7 @@ from hpctrain.tune.result_grid import ResultGrid, make_grid
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
 from hpctrain.tune.stored_tuner import StoredTuner
 from hpctrain.tune.sweep import Sweep
-from hpctrain.tune.sweep_rules import SweepRules
+from hpctrain.tune.sweep_rules import SweepRules, name_metrics
 from hpctrain.tune.trainable import (
     Trainable,
     check_trainable,
@@ -138,7 +138,7 @@ class Tuner:
         # It was checked, and is a number then.
         assert not isinstance(config.time_budget_s, timedelta)
         rules = SweepRules(
-            metric=config.metric,
+            metrics=name_metrics(config, scheduler),
             time_budget_s=float(config.time_budget_s or math.inf),
             fail_fast=self._run_config.failure_config.fail_fast,
         )

@@ -119,6 +119,15 @@ def test_the_best_trial_is_shown(sweep: Path) -> None:
     assert "'min', 'max'" in hpctrain_tune("best", sweep, "--mode", "most", code=2)
 
 
+@pytest.mark.parametrize("field", [{"metric": 5}, {"mode": ["min"]}, {"seed": "3"}])
+def test_a_beginning_that_is_damaged_is_left_out(tmp_path: Path, field: dict[str, Any]) -> None:
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", **{"metric": "loss", "mode": "min", "seed": 3, **field})
+    ledger.add_trial(Trial(trial_id="trial_00000", config={}))
+    for verb in ("status", "best"):
+        assert "it is not a sweep" in hpctrain_tune(verb, tmp_path, code=2)
+
+
 @pytest.mark.parametrize("verb", ["status", "best"])
 def test_json_is_as_its_schema_says(sweep: Path, verb: str) -> None:
     found: dict[str, Any] = json.loads(hpctrain_tune(verb, sweep, "--json"))

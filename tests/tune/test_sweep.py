@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain import ConfigError, LaunchError, TrainingFailedError, tune
 from hpctrain.tune.ledger import SweepPaths, read_record
-from hpctrain.tune.schedulers import ASHAScheduler
+from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.trial import TRANSITIONS, TrialEvent, TrialState, next_state
 from tests.tune.played import FakeRunner, Script, make_sweep, states
@@ -145,7 +145,7 @@ def test_a_metric_that_no_trial_reports_ends_the_sweep_and_says_which_there_are(
     tmp_path: Path,
 ) -> None:
     runner = FakeRunner({"trial_00001": Script(hangs=True)})
-    sweep = make_sweep(runner, tmp_path, metric="mm")
+    sweep = make_sweep(runner, tmp_path, metrics={"mm": "TuneConfig"})
     with pytest.raises(ConfigError, match=r"reported no 'mm'.*The metrics are m, .*mean 'm'"):
         sweep.run()
     assert not runner.at_work
@@ -265,3 +265,24 @@ def test_a_ledger_that_is_torn_or_damaged_gives_what_is_whole(tmp_path: Path) ->
     path.write_bytes(b"".join([*lines[:3], *broken, wrong, *lines[3:]]) + lines[-1][:9])
     record = read_record(SweepPaths(root=tmp_path))
     assert [t.state.value for t in record.trials.values()] == 3 * ["TERMINATED"]
+
+
+@pytest.mark.parametrize("returned", ["stop", True, None, ["STOP"]])
+def test_what_a_scheduler_returns_is_a_decision(tmp_path: Path, returned: Any) -> None:
+    class Own(FIFOScheduler):
+        def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+            return returned
+
+    runner = FakeRunner()
+    sweep = make_sweep(runner, tmp_path, scheduler=Own())
+    with pytest.raises(ConfigError, match=r"Own\.on_result\(\) returned .* CONTINUE, STOP, PAUSE"):
+        sweep.run()
+    assert not runner.at_work
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("on_trial_result", "on_result"), ("choose_trial_to_run", "choose")]
+)
+def test_a_scheduler_that_was_written_for_ray_tune_is_refused(name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Own\.{name}\(\) .*Here it is {ours}\("):
+        type("Own", (FIFOScheduler,), {name: lambda self, *rest: "STOP"})

@@ -31,6 +31,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.schedulers import ASHAScheduler
+from hpctrain.tune.search import Searcher
 from hpctrain.tune.trainable import make_trial_trainer
 from tests.waiting import wait_until
 
@@ -521,3 +522,38 @@ class _Called:
 def test_a_function_that_a_call_does_not_run_is_refused(trainable: Any) -> None:
     with pytest.raises(ConfigError, match="of which a call runs nothing"):
         tune.Tuner(trainable)
+
+
+class _Middle(Searcher):
+    def suggest(self, trial_id: str) -> Any:
+        return {"x": 0.5}
+
+    def on_trial_complete(self, *result: Any, **more: Any) -> None:
+        """Learn nothing."""
+
+
+@pytest.mark.parametrize(
+    ("config", "owner"),
+    [
+        ({"scheduler": ASHAScheduler(metric="los", mode="min")}, "AsyncHyperBandScheduler"),
+        ({"search_alg": _Middle(metric="los", mode="min")}, "_Middle"),
+        ({"metric": "los", "mode": "min", "scheduler": ASHAScheduler()}, "TuneConfig"),
+    ],
+    ids=["scheduler", "search", "config"],
+)
+def test_the_metric_of_a_scheduler_or_a_search_has_to_be_reported(
+    config: dict[str, Any], owner: str, tmp_path: Path
+) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for _ in range(2000):
+            hpctrain.report({"loss": 1.0})
+            time.sleep(0.05)
+
+    tuner = tune.Tuner(
+        train,
+        param_space={"x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(**config),
+        run_config=quiet(tmp_path),
+    )
+    with pytest.raises(ConfigError, match=rf"no 'los', which {owner}\(metric=\.\.\.\).*'loss'"):
+        tuner.fit()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError, ScalingConfig, SlurmConfig, tune
+from hpctrain.errors import UnavailableNameError
 from hpctrain.tune.domains import Grid
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.source import SearchSource, VariantSource, merge_suggestion
@@ -315,3 +316,35 @@ def test_a_function_that_expects_a_spec_is_told_what_it_is_given() -> None:
     space = {"x": 1, "y": tune.sample_from(lambda spec: spec.config.x)}
     with pytest.raises(ConfigError, match=r"is given the config itself.*config\['x'\]"):
         Variants(space=space, seed=0)[0]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert tune.randint(np.int64(1), np.uint8(4)) == tune.randint(1, 4)
+    assert tune.quniform(np.float32(0), np.float64(2), np.float32(0.5)) == tune.quniform(0, 2, 0.5)
+    assert tune.randn(np.float32(0), np.int8(1)) == tune.randn(0, 1)
+    assert type(tune.qrandint(np.int64(2), 4, np.int64(2)).q) is int
+    assert type(tune.uniform(np.float64(0), 1).lower) is float
+    config = tune.TuneConfig(num_samples=np.int64(3), seed=np.int64(2))
+    assert repr(config) == "TuneConfig(num_samples=3, seed=2)"
+    with pytest.raises(ConfigError, match="two numbers are needed"):
+        tune.uniform(np.bool_(False), 1)
+    with pytest.raises(ConfigError, match="whole numbers are needed"):
+        tune.randint(np.float64(1), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("search", "ConcurrencyLimiter", "max_concurrent_trials"),
+        ("search", "BasicVariantGenerator", "leave search_alg out"),
+        ("search", "Serarcher", "Did you mean 'Searcher'"),
+        ("search.hyperopt", "HyperOptSearch", "OptunaSearch"),
+        ("search.basic_variant", "BasicVariantGenerator", "leave search_alg out"),
+        ("schedulers", "create_scheduler", "ASHAScheduler"),
+    ],
+)
+def test_a_search_or_scheduler_of_ray_tune_is_answered_with_what_to_use(
+    module: str, name: str, instead: str
+) -> None:
+    with pytest.raises(UnavailableNameError, match=instead):
+        exec(f"from hpctrain.tune.{module} import {name}", {})

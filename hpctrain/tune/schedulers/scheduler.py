@@ -11,6 +11,14 @@ from hpctrain.errors import ConfigError
 from hpctrain.metric_names import find_number
 
 Decision = Literal["CONTINUE", "STOP", "PAUSE"]
+# Nothing would call them.
+_NAMES_OF_RAY = {
+    "choose_trial_to_run": "choose(waiting)",
+    "on_trial_complete": "on_complete(trial_id, metrics)",
+    "on_trial_error": "on_remove(trial_id)",
+    "on_trial_remove": "on_remove(trial_id)",
+    "on_trial_result": "on_result(trial_id, metrics)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,22 @@ class TrialScheduler:
     is_replaying: bool = False
     """Whether what it is told has been before the sweep was restored, and has had its
     consequences."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Refuse a rule that was written for Ray Tune.
+
+        Raises
+        ------
+        ConfigError
+            If it has a method by Ray Tune's name.
+        """
+        super().__init_subclass__(**kwargs)
+        for name, ours in _NAMES_OF_RAY.items():
+            if name in vars(cls):
+                raise ConfigError(
+                    f"{cls.__name__}.{name}() is Ray Tune's name, and nothing calls it. Here it is "
+                    f"{ours}: see hpctrain.tune.schedulers.TrialScheduler."
+                )
 
     def __init__(
         self,
