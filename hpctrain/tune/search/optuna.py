@@ -40,16 +40,16 @@ class OptunaSearch(Searcher):
     seed
         Of the sampler, if none is given.
 
+    Raises
+    ------
+    ConfigError
+        If Optuna is not installed.
+
     Notes
     -----
     A sweep that is restored does not draw again what it has drawn: the default sampler goes on with
     `seed` plus the number of trials there are, and a sampler of yours with a new seed
     (``sampler.reseed_rng()``).
-
-    Raises
-    ------
-    ConfigError
-        If Optuna is not installed.
     """
 
     def __init__(
