@@ -147,14 +147,14 @@ def test_a_restored_function_of_the_trial_finds_its_parameters_inside_the_config
         trial.suggest_float("opt/lr", 0, 1)
         trial.suggest_categorical("opt/layers", [(1, 2), (3,)])
 
-    def begin() -> OptunaSearch:
-        search = OptunaSearch(define, "loss", "min", seed=3)
+    def begin(seed: int) -> OptunaSearch:
+        search = OptunaSearch(define, "loss", "min", seed=seed)
         search.set_search_properties(None, None, {})
         return search
 
-    source = SearchSource(search=begin(), space={}, num_samples=9)
+    source = SearchSource(search=begin(3), space={}, num_samples=9)
     configs = [source.next(number, f"t{number}") for number in range(3)]
-    search = begin()
+    search = begin(4)
     for number, config in enumerate(configs):
         assert config is not None
         search.restore_trial(f"t{number}", config)
