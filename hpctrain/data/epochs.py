@@ -20,7 +20,7 @@ from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order,
 from hpctrain.data.window import PIECE_BYTES, Memory
 from hpctrain.errors import ConfigError
 
-_OF_A_STATE = {"epoch", "taken", "mixing", "num_rows"}
+_OF_A_STATE = {"epoch", "taken", "mixing"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,9 @@ class Epochs:
             If the dataset has another number of rows than it had.
         """
         rows = self._dataset.source.num_rows
-        if not isinstance(state, Mapping) or not state.keys() >= _OF_A_STATE:
+        is_state = isinstance(state, Mapping) and state.keys() >= _OF_A_STATE
+        # At the beginning of an epoch any number of rows will do.
+        if not is_state or (state["taken"] and "num_rows" not in state):
             raise ConfigError(
                 f"load_state_dict({shown(state)}) is not what state_dict() returned. Give the dict "
                 f"that was saved, or begin with the first epoch."
