@@ -83,10 +83,16 @@ def without_places(line: str) -> str:
     return re.sub(r"(0\.\d{3})\d*", r"\1", line)
 
 
+def apart(lines: list[str]) -> list[str]:
+    """Return lines with the checkpoint of a report on one of its own, as one that comes later."""
+    return re.sub(r"(?m)  (checkpoint \d+)$", r"\n\1", "\n".join(lines)).splitlines()
+
+
 def assert_promised(promised: list[str], printed: str) -> None:
     """Compare whole lines; which states and reports are seen in between is a matter of speed."""
     fleeting = re.compile(
-        r"hpctrain: \w+ (starting|submitted as)|report [123] |salloc: |\[\S*gloo/|\[W\d+ .*c10d"
+        r"hpctrain: \w+ (starting|submitted as)|report [123] |checkpoint 00000[123]$|salloc: |"
+        r"\[\S*gloo/|\[W\d+ .*c10d"
     )
     expected = [without_places(line) for line in promised if not fleeting.match(line)]
     seen = [without_places(line) for line in printed.splitlines() if not fleeting.match(line)]

@@ -39,7 +39,8 @@ def test_what_a_rank_printed_before_it_died_is_where_the_error_says(
     assert f"Log: {logs / names[1]} " in str(caught.value)
     for rank in (0, 1):
         said = (logs / names[rank]).read_text()
-        assert f"rank {rank} prints\n" in said
-        assert f"rank {rank} complains\n" in said
+        # In one file, what another rank prints may come before the end of the line.
+        assert f"rank {rank} prints" in said
+        assert f"rank {rank} complains" in said
     written = {path.name for path in logs.iterdir()}
     assert written == ({"launcher.out", *names} if log_to_file else {"launcher.out"})
