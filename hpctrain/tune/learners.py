@@ -1,4 +1,4 @@
-"""`Learners`: what decides on trials and what proposes them, told of everything in one order."""
+"""`Learners`: the scheduler and the search algorithm of a sweep, which are sent its events."""
 
 from __future__ import annotations
 

@@ -103,9 +103,11 @@ class LocalRunner:
         gpus = trial.slot.gpus
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         submission = self.prepare(trial)
-        # The sweep itself left it, before its job was queued again.
-        with suppress(OSError):
-            submission.request.paths.stop_request.unlink(missing_ok=True)
+        paths = submission.request.paths
+        # The sweep itself left it before its job was queued again, or a person before a retry.
+        for left in (paths.stop_request, _stop_mark(paths)):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
         submit_prepared(submission, slot=variables)
         # What was seen of an executor before says nothing about this one.
         watch = self._watch(trial)
@@ -121,11 +123,11 @@ class LocalRunner:
         if status is None or status.state is RunState.REFUSED:
             return False
         if status.state is RunState.STOPPED:
-            return _is_stopped_for_good(watch.paths)
+            return _stop_mark(watch.paths).exists()
         # A process of another host is watched until it is known.
         if status.state.is_final or watch.life.watch() or _is_final(watch.paths):
             return True
-        # Whoever starts it again need not watch once more.
+        # So that a restart need not watch once more.
         with suppress(OSError):
             record_end(watch.paths, "its executor is gone")
         return False
@@ -153,8 +155,9 @@ class LocalRunner:
         if not is_over and not has_died:
             return Look(reports=reports)
         end = _end_of(watch.paths, status, has_died=has_died)
-        if end.failed and has_died and _is_stopped_for_good(watch.paths):
-            end = End(failed=False, was_stopped=True, reason="it was stopped")
+        if (end.was_stopped or has_died) and _stop_mark(watch.paths).exists():
+            reason = "stopped by hpctrain tune stop"
+            end = End(failed=False, was_stopped=True, is_for_good=True, reason=reason)
         return Look(reports=reports, end=end)
 
     def find_saved(self, trial: Trial) -> Saved | None:
@@ -302,8 +305,8 @@ def _end_of(paths: RunPaths, status: RunStatus, *, has_died: bool) -> End:
     return End(failed=failed, was_stopped=False, reason=reason)
 
 
-def _is_stopped_for_good(paths: RunPaths) -> bool:
-    return SweepPaths(root=paths.root.parent).stop_mark(paths.root.name).exists()
+def _stop_mark(paths: RunPaths) -> Path:
+    return SweepPaths(root=paths.root.parent).stop_mark(paths.root.name)
 
 
 def _is_final(paths: RunPaths) -> bool:

@@ -44,6 +44,8 @@ class End:
     was_stopped: bool
     """Whether before its function had returned."""
     reason: str = ""
+    is_for_good: bool = False
+    """Whether a person has stopped it: it does not go on, whatever else it was to do."""
     is_cut_off: bool = False
     """Whether its node was lost, or its job is about to end: it is to go on elsewhere, or later."""
     lost_nodes: Mapping[str, str] = field(default_factory=dict)

@@ -223,7 +223,7 @@ class Sweep:
             check_metrics(trial, report, self._rules.metrics)
         is_known = trial.take(report.number, report.metrics, attempt=report.attempt)
         if is_known:
-            # What learns from reports was told of this one when it was made first.
+            # The scheduler and the search have had a report of this number.
             return
         is_at_work = trial.state in (TrialState.RUNNING, TrialState.PAUSING)
         if not is_at_work or trial.transfer is not None or self._is_interrupted:
@@ -241,7 +241,7 @@ class Sweep:
             self._stops.ask(trial)
 
     def _follow_orders(self) -> None:
-        """Do what the scheduler says of other trials than the one that was heard of."""
+        """Do what the scheduler has decided on other trials than the one that has reported."""
         for exploit in self._learners.take_exploits():
             if not self.reason:
                 self._transfers.order(exploit)
@@ -256,8 +256,9 @@ class Sweep:
 
     def _take_end(self, trial: Trial, end: End) -> None:
         was_stopping = trial.state is TrialState.STOPPING
+        is_to_end = was_stopping or end.is_for_good
         self._leave_out(end.lost_nodes)
-        if end.is_cut_off and not was_stopping:
+        if end.is_cut_off and not is_to_end:
             self._slots.give_back(trial.trial_id)
             self._set_aside(trial)
             self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
@@ -267,9 +268,9 @@ class Sweep:
         if end.failed and not was_stopping:
             self._fail(trial, end.reason)
             return
-        if trial.state is TrialState.PAUSING and end.was_stopped:
+        if end.was_stopped and not is_to_end and trial.state is TrialState.PAUSING:
             self._change(trial, TrialEvent.PAUSED)
-        elif self._is_interrupted and end.was_stopped:
+        elif end.was_stopped and not is_to_end and self._is_interrupted:
             self._change(trial, TrialEvent.INTERRUPTED)
         else:
             reason = trial.reason if was_stopping else end.reason
@@ -307,7 +308,7 @@ class Sweep:
     def _note_end(self, trial: Trial, *, was_stopped: bool) -> None:
         self._runner.release(trial)
         if self._is_interrupted:
-            # A restored sweep tells them; they may be what has raised an error.
+            # They are sent it when the sweep is restored; one of them may have raised an error.
             return
         self._learners.note_end(trial, was_stopped=was_stopped)
         self._follow_orders()

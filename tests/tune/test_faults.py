@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.tune import tuner as tuner_module
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.runner import Look
 from hpctrain.tune.schedulers import TrialScheduler
 from hpctrain.tune.trial import Trial, TrialState
 from tests.tune.played import FakeRunner, Script, make_sweep, states
@@ -163,6 +165,42 @@ def test_a_trial_that_a_person_stops_has_ended_and_not_failed(
     end = runner.look(trial).end
     assert end is not None
     assert (end.failed, end.was_stopped) == (False, True)
+
+
+@dataclass
+class StoppedByAPerson(FakeRunner):
+    """Every run that is asked to stop was stopped by a person just before."""
+
+    def look(self, trial: Trial) -> Look:
+        look = super().look(trial)
+        if look.end is None or not look.end.was_stopped:
+            return look
+        return replace(look, end=replace(look.end, is_for_good=True, reason="by a person"))
+
+
+class Pauses(TrialScheduler):
+    """Pauses each trial at its first report."""
+
+    needs_metric = False
+
+    def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+        return self.PAUSE
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_trial_that_a_person_stops_does_not_go_on_after_a_pause_or_ctrl_c(
+    tmp_path: Path, is_interrupted: bool
+) -> None:
+    runner = StoppedByAPerson({"trial_00000": Script(hangs=True)}, capacity=1)
+    if is_interrupted:
+        runner.interrupt_at = 4
+        with pytest.raises(KeyboardInterrupt):
+            make_sweep(runner, tmp_path, num_samples=1).run()
+    else:
+        make_sweep(runner, tmp_path, num_samples=1, scheduler=Pauses()).run()
+    (trial,) = read_record(SweepPaths(root=tmp_path)).trials.values()
+    assert (trial.state, trial.reason) == (TrialState.TERMINATED, "by a person")
+    assert runner.started == ["trial_00000"]
 
 
 class Broken(TrialScheduler):

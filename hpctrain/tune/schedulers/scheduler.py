@@ -69,8 +69,8 @@ class TrialScheduler:
     needs_metric: ClassVar[bool] = True
     """Whether it compares trials."""
     is_replaying: bool = False
-    """Whether what it is told has been before the sweep was restored, and has had its
-    consequences."""
+    """Whether the reports that it is sent were made before the sweep was restored: its decisions
+    on them have been carried out."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Refuse a rule that was written for Ray Tune.

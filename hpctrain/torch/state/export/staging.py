@@ -79,7 +79,7 @@ def _begin(target: Path) -> tuple[Path, int] | None:
         os.close(lock)
         return None
     except OSError:
-        # No locks on this filesystem: nobody can prove then that it is dead.
+        # No locks on this filesystem: whether its process is dead cannot be known.
         pass
     return outer, lock
 
