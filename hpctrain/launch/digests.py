@@ -18,6 +18,8 @@ from hpctrain.plan.spec import ValidationSpec, WorkerSpec, make_fingerprint, pac
 from hpctrain.rundir.manifest import MOST_BYTES
 from hpctrain.rundir.reading import read_content
 
+FUNCTION = "training function"
+"""What the digest of the user's function is called."""
 MODULES = "modules of the script"
 """What the digest of the user's own modules is called."""
 FILES = "files of the datasets"
@@ -53,7 +55,7 @@ def digest_parts(
     finder.follow(worker, stop, *([validate] if validate else []))
     modules = dict(sorted(finder.digests.items()))
     digests = {
-        "training function": make_fingerprint(pack(spec.train_loop, what="the training function")),
+        FUNCTION: make_fingerprint(pack(spec.train_loop, what="the training function")),
         "train_loop_config": make_fingerprint(pack(spec.train_loop_config, what="the config")),
         "backend config": make_fingerprint(pack(spec.backend_config, what="the backend config")),
         "number of workers": str(num_workers),

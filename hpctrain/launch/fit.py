@@ -25,6 +25,7 @@ from hpctrain.launch.request import (
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
+from hpctrain.plan.modules import ModuleFiles
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
@@ -183,6 +184,7 @@ def prepare(
     *,
     in_background: bool = False,
     share: Mapping[str, AllocatedNode] | None = None,
+    files: ModuleFiles | None = None,
 ) -> Submission:
     """Return a request that is ready to be launched. Not collective. Nothing is written.
 
@@ -192,6 +194,8 @@ def prepare(
         Whether the executor is to run in a process of its own where there is no job for it.
     share
         What the run has of nodes of the allocation, beside other runs; None is all of them.
+    files
+        As of `make_spec`.
 
     Raises
     ------
@@ -201,7 +205,7 @@ def prepare(
     if launcher == "slurm":
         request = override_slurm(request, environ.slurm_overrides())
     plan, site = make_plan(request, launcher, share=share)
-    spec = make_spec(request, plan, in_background=in_background)
+    spec = make_spec(request, plan, in_background=in_background, files=files)
     return Submission(request=request, plan=plan, site=site, spec=spec)
 
 

@@ -23,7 +23,7 @@ from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.argv import slice_srun_args
 from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.modules import ModuleFinder
+from hpctrain.plan.modules import ModuleFiles, ModuleFinder
 from hpctrain.plan.resources import Placement, node_range, place_on_one_node
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.sbatch_options import (
@@ -247,13 +247,21 @@ def make_plan(
     return plan, site
 
 
-def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False) -> RunSpec:
+def make_spec(
+    request: Request,
+    plan: LaunchPlan,
+    *,
+    in_background: bool = False,
+    files: ModuleFiles | None = None,
+) -> RunSpec:
     """Return what every rank runs. Not collective.
 
     Parameters
     ----------
     in_background
         Whether the executor is to run in a process of its own where there is no job for it.
+    files
+        The user's modules as they were read for another run of the same code; None reads them now.
 
     Raises
     ------
@@ -278,7 +286,7 @@ def make_spec(request: Request, plan: LaunchPlan, *, in_background: bool = False
         "resume_from": request.resume_from,
     }
     validation = _make_validation_spec(request, plan)
-    finder = ModuleFinder()
+    finder = ModuleFinder(files)
     digests, modules = digest_parts(spec, worker, **rest, validation=validation, finder=finder)
     executor = _pack_for_executor(request, plan, must=in_background)
     return RunSpec(

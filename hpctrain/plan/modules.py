@@ -51,10 +51,41 @@ def reached_modules(*pickles: bytes) -> dict[str, str]:
     return dict(sorted(finder.digests.items()))
 
 
-class ModuleFinder:
-    """Follows pickles to names of modules, these to files, and files to the names they import."""
+class ModuleFiles:
+    """Files of modules, each of which is read once: later edits do not show."""
 
     def __init__(self) -> None:
+        self._read: dict[str, tuple[bytes, int]] = {}
+
+    def __contains__(self, path: str) -> bool:
+        """Return whether there is a file, or was when it was read."""
+        return path in self._read or os.path.isfile(path)
+
+    def read(self, path: str) -> tuple[bytes, int]:
+        """Return the content of a file and its modification time in nanoseconds. Not collective.
+
+        Raises
+        ------
+        OSError
+            If it cannot be read.
+        """
+        if path not in self._read:
+            with open(path, "rb") as file:
+                self._read[path] = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        return self._read[path]
+
+
+class ModuleFinder:
+    """Follows pickles to names of modules, these to files, and files to the names they import.
+
+    Parameters
+    ----------
+    files
+        What has been read before, for several runs of the same code; None reads all files now.
+    """
+
+    def __init__(self, files: ModuleFiles | None = None) -> None:
+        self._files = ModuleFiles() if files is None else files
         self.digests: dict[str, str] = {}
         """Of each file, by its name relative to where Python found the module."""
         self.sources: dict[str, SourceFile] = {}
@@ -93,15 +124,13 @@ class ModuleFinder:
                 if path is None:
                     continue
                 try:
-                    with open(path, "rb") as file:
-                        state = os.fstat(file.fileno())
-                        content = file.read()
+                    content, mtime_ns = self._files.read(path)
                 except OSError:
                     continue
                 self.digests[shown_name(parent, path)] = hashlib.sha256(content).hexdigest()
                 if path.endswith(".py"):
                     waiting += _imported_by(parent, path, content)
-                    self.sources[parent] = SourceFile.of(path, content, mtime_ns=state.st_mtime_ns)
+                    self.sources[parent] = SourceFile.of(path, content, mtime_ns=mtime_ns)
 
     def _locate(self, name: str) -> str | None:
         """Return the file of a module, if it is the user's own."""
@@ -114,7 +143,7 @@ class ModuleFinder:
             if not isinstance(path, str):
                 return None
             path = os.path.abspath(path)
-            return path if _is_own(path) and os.path.isfile(path) else None
+            return path if _is_own(path) and path in self._files else None
         if top in sys.modules and not _has_own_place(sys.modules[top]):
             return None
         return self._search(name)
@@ -128,7 +157,7 @@ class ModuleFinder:
                 os.path.join(directory, last, "__init__.py"),
                 os.path.join(directory, last + ".py"),
             ):
-                if os.path.isfile(path) and _is_own(path):
+                if path in self._files and _is_own(path):
                     return path
         return None
 

@@ -17,6 +17,7 @@ from hpctrain.launch.request import Submission
 from hpctrain.launch.tail import Tail
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
+from hpctrain.plan.modules import ModuleFiles
 from hpctrain.rundir.metrics import is_report, read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import parse_json
@@ -26,6 +27,7 @@ from hpctrain.rundir.store import CheckpointStore
 from hpctrain.scaling_config import ScalingConfig
 from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.clones import Clones
+from hpctrain.tune.code_changes import CodeChanges
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
@@ -65,6 +67,8 @@ class LocalRunner:
         self._make_trainer, self._run_of = make_trainer, run_of
         self._watches: dict[str, _Watch] = {}
         self._clones = Clones(run_of)
+        self._files = ModuleFiles()
+        self._changes = CodeChanges(run_of)
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need. Not collective."""
@@ -90,6 +94,8 @@ class LocalRunner:
             self.launcher,
             in_background=True,
             share=self._share_of(trial, trainer.scaling_config),
+            # All trials run the same code, whatever is edited while the sweep goes on.
+            files=self._files if trainer.run_config.snapshot else None,
         )
 
     def start(self, trial: Trial) -> None:
@@ -103,6 +109,7 @@ class LocalRunner:
         gpus = trial.slot.gpus
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         submission = self.prepare(trial)
+        self._changes.show(trial, submission.spec)
         paths = submission.request.paths
         # The sweep itself left it before its job was queued again, or a person before a retry.
         for left in (paths.stop_request, _stop_mark(paths)):

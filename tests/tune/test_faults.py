@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,6 +203,55 @@ def test_a_trial_that_a_person_stops_does_not_go_on_after_a_pause_or_ctrl_c(
     (trial,) = read_record(SweepPaths(root=tmp_path)).trials.values()
     assert (trial.state, trial.reason) == (TrialState.TERMINATED, "by a person")
     assert runner.started == ["trial_00000"]
+
+
+SCRIPT = """
+import sys, time, hpctrain
+from hpctrain import RunConfig, tune
+import gains
+
+def train(config):
+    for _ in range(3):
+        hpctrain.report({"gain": gains.gain()})
+    if config["x"] == 1:
+        open("gains.py", "w").write("def gain(): return 2")
+
+if __name__ == "__main__":
+    if sys.argv[1] == "new":
+        tuner = tune.Tuner(
+            train,
+            param_space={"x": tune.grid_search([1, 2])},
+            tune_config=tune.TuneConfig(max_concurrent_trials=1),
+            run_config=RunConfig(name="s", storage_path=".", verbose=0),
+        )
+    else:
+        tuner = tune.Tuner.restore("s", train, restart_errored=True)
+    print([result.metrics["gain"] for result in tuner.fit()])
+"""
+
+
+def test_a_module_that_is_edited_between_two_trials_changes_none_of_them(tmp_path: Path) -> None:
+    def run(how: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "sweep.py", how],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+
+    (tmp_path / "gains.py").write_text("def gain(): return 1")
+    (tmp_path / "sweep.py").write_text(SCRIPT)
+    done = run("new")
+    assert (done.stdout, done.stderr) == ("[1, 1]\n", "")
+    # In a restored sweep the new code is run, and that is said.
+    SweepLedger(paths=SweepPaths(root=tmp_path / "s")).append(
+        "trial-added", trial="trial_00002", config={"x": 3}
+    )
+    restored = run("restore")
+    assert restored.stdout == "[1, 1, 2]\n"
+    assert "the code has changed since the sweep began: gains.py." in restored.stderr
 
 
 class Broken(TrialScheduler):
