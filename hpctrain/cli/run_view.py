@@ -144,9 +144,16 @@ def find_run(run: Path, storage: Path) -> RunPaths:
         if is_run(root):
             return RunPaths(root.absolute())
     from hpctrain.cli.closed_runs import refuse_closed
+    from hpctrain.rundir.sweep import is_sweep
 
     for root in (run, storage / run):
         refuse_closed(root)
+        if is_sweep(root):
+            raise ConfigError(
+                f"{root} is a sweep, and each of its trials is a run: give one of them, such as "
+                f"{shlex.quote(str(root / 'trial_00000'))}. "
+                f"They are listed by: hpctrain tune status {shlex.quote(str(root))}"
+            )
     known = ", ".join(path.name for path in find_runs(storage)[:8])
     there = f"It has {known}." if known else "It has no runs."
     raise ConfigError(

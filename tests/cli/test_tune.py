@@ -177,6 +177,14 @@ def test_the_output_of_a_trial_is_that_of_its_run(sweep: Path) -> None:
     assert "trial_00003 has not begun" in hpctrain_tune("logs", sweep, "trial_00003", code=2)
 
 
+@pytest.mark.parametrize("verb", ["status", "logs", "why", "history", "checkpoints", "cancel"])
+def test_what_asks_for_a_run_says_that_it_was_given_a_sweep(sweep: Path, verb: str) -> None:
+    result = CliRunner().invoke(app, [verb, str(sweep)])
+    assert result.exit_code == 2, result.output
+    assert "is a sweep, and each of its trials is a run" in result.stderr
+    assert f"hpctrain tune status {sweep}" in result.stderr
+
+
 def test_all_reports_are_exported(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
