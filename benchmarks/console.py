@@ -38,7 +38,7 @@ BLOCKS = 60
 STEP_S = 1e-3
 EMPTY_BLOCKS = 500
 # Share of the time that readings of the flight recorder may take, of hpctrain.execute.slow_nodes.
-READINGS = 1 / 500
+READINGS = 1 / 1000
 MOST = 1.005
 
 

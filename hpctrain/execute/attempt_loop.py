@@ -18,7 +18,7 @@ from hpctrain.execute.slow_nodes import SlowNode, SlowNodes
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.execute.waits import ask_where_ranks_are, explain_waits
 from hpctrain.own_time import Deadline
-from hpctrain.worker.flight_recorder import GroupRecord
+from hpctrain.worker.group_record import GroupRecord
 
 _POLL_S = 0.25
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.execute.left_behind import list_ranks
-from hpctrain.worker.flight_recorder import Call, GroupRecord
+from hpctrain.worker.group_record import Call, GroupRecord
 
 _MOST_LINES = 4
 _MOST_SHAPES = 2

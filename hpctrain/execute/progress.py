@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hpctrain.control.wire import Frame
 from hpctrain.own_time import OwnTime
-from hpctrain.worker.flight_recorder import GroupRecord
+from hpctrain.worker.group_record import GroupRecord
 from hpctrain.worker.load import Load
 
 _UNTIL_TRAINING = ("mpi", "importing", "preprocessing", "backend")

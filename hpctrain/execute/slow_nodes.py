@@ -18,8 +18,8 @@ from hpctrain.worker.step_times import decode_step_times
 _LEAST_INTERVAL_S = 0.5
 # Where there are no times: the backend has none, or steps take long.
 _LONGEST_INTERVAL_S = 30.0
-# Reading may cost a rank 0.2 % of its time, and the executor 2 %.
-_READINGS_PER_COST = 500
+# Reading may cost a rank 0.1 % of its time, and the executor 2 %.
+_READINGS_PER_COST = 1000
 _READINGS_PER_OWN_COST = 50
 
 

@@ -12,7 +12,7 @@ from hpctrain.execute.progress import Progress
 from hpctrain.frames import innermost_user_frame
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.worker.flight_recorder import GroupRecord
+from hpctrain.worker.group_record import GroupRecord
 
 # Functions in which a rank waits for others: those of hpctrain, of torch.distributed, ...
 _WAITS_IN_PYTHON = re.compile(

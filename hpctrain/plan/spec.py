@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType, FunctionType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hpctrain.container import Container
 from hpctrain.errors import NotSerializableError
-from hpctrain.slurm_config import SlurmConfig
-from hpctrain.validation_config import ValidationTaskConfig
+
+if TYPE_CHECKING:
+    # Each rank imports this module, and few have any of these.
+    from hpctrain.container import Container
+    from hpctrain.slurm_config import SlurmConfig
+    from hpctrain.validation_config import ValidationTaskConfig
 
 LARGE_PICKLE_BYTES = 10 * 2**20
 """Above this size of a training function, a warning names its largest part."""

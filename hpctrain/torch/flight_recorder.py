@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpctrain.worker.flight_recorder import Call, GroupRecord
+from hpctrain.worker.group_record import Call, GroupRecord
 
 BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 DEFAULT_BUFFER_SIZE = "500"

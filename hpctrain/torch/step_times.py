@@ -7,11 +7,12 @@ knows. The optimizer costs a list entry a step; the record is read when the exec
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpctrain.worker.step_times import StepTimes
@@ -36,9 +37,8 @@ class StepClock:
 
         self._world_size = world_size
         self._marks: deque[tuple[int, int]] = deque(maxlen=_MARKS)
-        self._num_steps = 0
         self._has_closures = False
-        self._hook: Any = register_optimizer_step_pre_hook(self._before_step)
+        self._hook: Any = register_optimizer_step_pre_hook(self._marker())
 
     def close(self) -> None:
         """Note nothing more. Not collective."""
@@ -61,14 +61,20 @@ class StepClock:
                 entries += content.get("entries", [])
         return step_times(entries, marks, _groups_of_all(self._world_size))[-_MOST_STEPS:]
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        # Of a step with a closure, as Lightning's and those of LBFGS are, the gradients are only
-        # combined inside: now each rank is where it is.
-        self._has_closures |= closure is not None
-        self._num_steps += 1
+    def _marker(self) -> Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]:
+        """Return what notes a step. Local names make it twice as quick as a method."""
         # The clock of the flight recorder.
-        self._marks.append((time.time_ns(), self._num_steps))
+        note, now, count = self._marks.append, time.time_ns, itertools.count(1).__next__
+
+        def before_step(optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            note((now(), count()))
+            if (args[1] if len(args) > 1 else kwargs.get("closure") if kwargs else None) is None:
+                return
+            # Of a step with a closure, as Lightning's and those of LBFGS are, the gradients are
+            # only combined inside: now each rank is where it is.
+            self._has_closures = True
+
+        return before_step
 
 
 def step_times(

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from hpctrain.control.link import Link
 from hpctrain.control.wire import Frame
 from hpctrain.log import log_once
-from hpctrain.worker.load import Load, measure_load
 
 _LOAD_S = 0.3
 
@@ -92,6 +91,9 @@ def answer_step_times(link: Link) -> None:
         link.post("step-times", body, cost_us=cost_us)
 
     def send_load(_: int) -> None:
+        # Few ranks are ever asked.
+        from hpctrain.worker.load import Load, measure_load
+
         before = measure_load()
         time.sleep(_LOAD_S)
         link.post("load", json.dumps(Load.between(before, measure_load()).to_json()).encode())

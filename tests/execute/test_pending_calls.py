@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.execute.pending_calls import Explanation, explain_pending_calls
-from hpctrain.worker.flight_recorder import Call, GroupRecord
+from hpctrain.worker.group_record import Call, GroupRecord
 
 SUM = Call(op="all_reduce", number=4, shapes=((2, 3),), dtypes=("float",))
 LATER = Call(op="all_gather", number=7, shapes=((5,),), dtypes=("bfloat16",))

@@ -7,7 +7,7 @@ import json
 from hpctrain.control.wire import Frame
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.waits import explain_waits
-from hpctrain.worker.flight_recorder import Call, GroupRecord
+from hpctrain.worker.group_record import Call, GroupRecord
 
 COMPUTES = '  File "/x/train.py", line 88 in load\n  File "/x/train.py", line 3 in train'
 WAITS = '  File "/torch/lib.py", line 9 in all_reduce\n  File "/x/train.py", line 12 in step'

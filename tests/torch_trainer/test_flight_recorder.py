@@ -11,7 +11,7 @@ from hpctrain import FailureConfig, RunConfig, ScalingConfig, WorkerError
 from hpctrain.errors import WorkerHangError
 from hpctrain.torch import TorchConfig, TorchTrainer
 from hpctrain.torch.flight_recorder import summarize
-from hpctrain.worker.flight_recorder import Call
+from hpctrain.worker.group_record import Call
 
 
 def entry(number: int, **changes: Any) -> dict[str, Any]:
