@@ -28,7 +28,6 @@ from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, all_names, explain_unknown, find_score, has_metric
 from hpctrain.path_string import PathString, local_filesystem
 from hpctrain.plan import spec
-from hpctrain.rundir.html import render_run
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import add_validated, read_reports, say_if_cut
@@ -154,6 +153,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the display in a notebook: the state, the curves and the last metrics."""
+        from hpctrain.rundir.html import render_run
+
         facts = {
             "path": str(self.path),
             "nodes": compress_hosts(self.nodes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hpctrain import timeouts
 from hpctrain.config import FailureConfig
@@ -14,13 +14,16 @@ from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.live_record import LiveRecord
 from hpctrain.execute.profile_requests import ProfileRequests
 from hpctrain.execute.recorder import Recorder
-from hpctrain.execute.slow_nodes import SlowNode, SlowNodes
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.execute.waits import ask_where_ranks_are, explain_waits
 from hpctrain.own_time import Deadline
 from hpctrain.worker.group_record import GroupRecord
 
+if TYPE_CHECKING:
+    from hpctrain.execute.slow_nodes import SlowNode, SlowNodes
+
 _POLL_S = 0.25
+_FIRST_STEPS_S = 0.25
 
 
 class Step(Protocol):
@@ -74,6 +77,7 @@ class AttemptLoop:
         self._hang: HangWatch | None = None
         self._live = LiveRecord(recorder.run_record, attempt)
         self._slow: SlowNodes | None = None
+        self._first_steps: Deadline | None = None
         self._profiles = ProfileRequests(
             recorder.paths, attempt.ranks.broadcast, recorder.run_record.note
         )
@@ -204,22 +208,32 @@ class AttemptLoop:
             self.turn(self._attempt.poll(min(_POLL_S, deadline.left_s)))
 
     def _look_for_slow_nodes(self) -> None:
-        tracker, run_record = self._attempt.tracker, self._recorder.run_record
-        if self._slow is None:
-            if len(self._ranks.workers) < len(self._ranks):
-                return
-            self._slow = SlowNodes(
-                self._attempt.progress,
-                broadcast=self._ranks.broadcast,
-                workers=self._ranks.workers,
-                note=run_record.note,
-                attempt=run_record.status.attempt,
-                advice=self._advise_on_slow_node,
-            )
-        if not tracker.has_failed:
+        run_record = self._recorder.run_record
+        self._slow = self._slow or self._make_slow_nodes()
+        if self._slow is not None and not self._attempt.tracker.has_failed:
             self._slow.step()
-        if self._slow.text != run_record.status.slow:
-            run_record.change(slow=self._slow.text)
+        text = "" if self._slow is None else self._slow.text
+        if text != run_record.status.slow:
+            run_record.change(slow=text)
+
+    def _make_slow_nodes(self) -> SlowNodes | None:
+        if len(self._ranks) == 1 or len(self._ranks.workers) < len(self._ranks):
+            return None
+        self._first_steps = self._first_steps or Deadline(_FIRST_STEPS_S)
+        if not self._first_steps.is_over:
+            return None
+        # Its import is not to delay the start of ranks.
+        from hpctrain.execute.slow_nodes import SlowNodes
+
+        run_record = self._recorder.run_record
+        return SlowNodes(
+            self._attempt.progress,
+            broadcast=self._ranks.broadcast,
+            workers=self._ranks.workers,
+            note=run_record.note,
+            attempt=run_record.status.attempt,
+            advice=self._advise_on_slow_node,
+        )
 
     def _advise_on_slow_node(self, slow: SlowNode) -> str:
         run, status = self._recorder.paths.root, self._recorder.run_record.status

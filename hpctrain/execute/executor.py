@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain import environ, timeouts
 from hpctrain.config import RunConfig
@@ -23,12 +24,10 @@ from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.preemption import Preemption
-from hpctrain.execute.rank_container import RankContainer
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.slow_node_policy import SlowNodePolicy
-from hpctrain.execute.slow_nodes import SlowNode
 from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
@@ -38,7 +37,9 @@ from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.states import RunEvent
-from hpctrain.slurm.nodes import SlurmNodes
+
+if TYPE_CHECKING:
+    from hpctrain.execute.slow_nodes import SlowNode
 
 _OUTPUT_BYTES = 2**20
 
@@ -77,6 +78,8 @@ class Executor:
         self._mpi = plan.mpi
         self._container = None
         if plan.container is not None:
+            from hpctrain.execute.rank_container import RankContainer
+
             gpus = plan.placement.gpus_per_task
             self._container = RankContainer(plan.container, run_dir=paths.root, num_gpus=gpus)
         self.signals: list[str] = []
@@ -100,6 +103,8 @@ class Executor:
         leaves_out = job_id is not None and plan.job_nodes.survives_loss
         source: NodeSource | None = None
         if job_id is not None:
+            from hpctrain.slurm.nodes import SlurmNodes
+
             source = SlurmNodes(job_id, only=plan.node_slots if plan.is_slice else ())
         if mpiexec is not None:
             source = HostNodes(tuple(plan.node_slots), mpiexec)

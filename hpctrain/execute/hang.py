@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain import timeouts
 from hpctrain.config import FailureConfig
 from hpctrain.errors import WorkerHangError
 from hpctrain.execute.left_behind import describe_left_behind
-from hpctrain.execute.pending_calls import Explanation
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.waits import (
@@ -24,6 +24,9 @@ from hpctrain.execute.waits import (
 from hpctrain.frames import user_part_of_stack
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
+
+if TYPE_CHECKING:
+    from hpctrain.execute.pending_calls import Explanation
 
 _LOOK_INTERVAL_S = 0.5
 _MAX_NAMED = 8

@@ -16,7 +16,6 @@ from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.own_files import open_log
 from hpctrain.own_time import Deadline
-from hpctrain.slurm.steps import end_marked_steps
 
 _LOOK_INTERVAL_S = 0.02
 _LOOK_ONLY = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -131,6 +130,8 @@ class StepProcess:
             os.kill(self.pid, signal.SIGTERM)
             self._await_end(polite_s)
         if self._job_id is not None:
+            from hpctrain.slurm.steps import end_marked_steps
+
             end_marked_steps(self._job_id, self._mark, timeout_s=patience_s / 2)
         if not has_ended:
             # An mpiexec whose step is gone removes its files, and ends.

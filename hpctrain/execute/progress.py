@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from hpctrain.control.wire import Frame
 from hpctrain.own_time import OwnTime
 from hpctrain.worker.group_record import GroupRecord
-from hpctrain.worker.load import Load
+
+if TYPE_CHECKING:
+    from hpctrain.worker.load import Load
 
 _UNTIL_TRAINING = ("mpi", "importing", "preprocessing", "backend")
 _RETURNED = ("shutdown", "done")
@@ -80,6 +83,8 @@ class Progress:
         elif frame.op == "step-times":
             self.step_times[rank] = frame.body, frame.header["cost_us"]
         elif frame.op == "load":
+            from hpctrain.worker.load import Load
+
             self.loads[rank] = Load.from_json(json.loads(frame.body))
         elif frame.op in ("report", "part", "phase", "done", "heartbeat"):
             self._since[rank] = self.now

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.recorder import Recorder
-from hpctrain.execute.slow_nodes import SlowNode
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
+
+if TYPE_CHECKING:
+    from hpctrain.execute.slow_nodes import SlowNode
 
 
 class Resize(Exception):  # noqa: N818 - nothing is wrong

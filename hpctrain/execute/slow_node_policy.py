@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from hpctrain import timeouts
-from hpctrain.execute.slow_nodes import SlowNode
 from hpctrain.log import log
+
+if TYPE_CHECKING:
+    from hpctrain.execute.slow_nodes import SlowNode
 
 
 class SlowNodePolicy:

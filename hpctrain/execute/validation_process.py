@@ -12,7 +12,6 @@ from typing import Any
 
 from hpctrain import environ, timeouts
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.rank_container import vendor_of_gpus
 from hpctrain.execute.validation_end import (
     ValidationEnd,
     explain_status,
@@ -22,7 +21,6 @@ from hpctrain.execute.validation_end import (
 )
 from hpctrain.own_time import Deadline
 from hpctrain.plan.argv import validation_argv
-from hpctrain.plan.container import enter_container
 from hpctrain.plan.spec import ValidationSpec
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.manifest import Manifest
@@ -79,6 +77,9 @@ class ValidationProcess:
             executor=os.getpid(),
         )
         if container is not None:
+            from hpctrain.execute.rank_container import vendor_of_gpus
+            from hpctrain.plan.container import enter_container
+
             gpus = vendor_of_gpus(int(spec.use_gpu))
             argv = [*enter_container(container, argv, cwd=os.getcwd(), gpus=gpus).argv]
         self._process = StepProcess(

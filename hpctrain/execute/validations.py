@@ -14,20 +14,16 @@ from hpctrain import timeouts
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.errors import CheckpointError, ConfigError, LaunchError
 from hpctrain.execute.executor_record import ExecutorRecord
-from hpctrain.execute.rank_container import vendor_of_gpus
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.slurm_calls import SlurmCalls
-from hpctrain.execute.submitted_validation import SubmittedValidation
 from hpctrain.execute.validation_end import RunningValidation, ValidationEnd, task_timeout_s
 from hpctrain.execute.validation_process import ValidationProcess
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
 from hpctrain.plan.argv import validation_argv
-from hpctrain.plan.container import enter_container
 from hpctrain.plan.spec import RunSpec, ValidationJob, ValidationSpec
 from hpctrain.rundir.manifest import DamagedManifestError, Manifest, read_manifest
 from hpctrain.rundir.trust import digest_spec, read_spec
-from hpctrain.slurm.validation_submission import make_validation_script, submit_validation
 
 PHASE = "validating"
 """Phase in the status while only validations are left to wait for."""
@@ -230,6 +226,9 @@ class Validations:
         cwd: str,
         digest: str,
     ) -> RunningValidation:
+        from hpctrain.execute.submitted_validation import SubmittedValidation
+        from hpctrain.slurm.validation_submission import make_validation_script, submit_validation
+
         paths = self._run_record.paths
         container = job.container
         argv = validation_argv(
@@ -242,6 +241,9 @@ class Validations:
             executor=0,
         )
         if container is not None:
+            from hpctrain.execute.rank_container import vendor_of_gpus
+            from hpctrain.plan.container import enter_container
+
             gpus = vendor_of_gpus(int(validation.use_gpu))
             names = [*job.environment]
             argv = [*enter_container(container, argv, cwd=cwd, gpus=gpus, variables=names).argv]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hpctrain.execute.left_behind import list_ranks
-from hpctrain.execute.pending_calls import Explanation, explain_pending_calls
 from hpctrain.execute.progress import Progress
 from hpctrain.frames import innermost_user_frame
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.group_record import GroupRecord
+
+if TYPE_CHECKING:
+    from hpctrain.execute.pending_calls import Explanation
 
 # Functions in which a rank waits for others: those of hpctrain, of torch.distributed, ...
 _WAITS_IN_PYTHON = re.compile(
@@ -65,6 +68,9 @@ def explain_waits(
     failed
         What ranks have recorded whose collective has failed.
     """
+    # Only where ranks wait for long.
+    from hpctrain.execute.pending_calls import Explanation, explain_pending_calls
+
     places = {rank: _place(progress, rank) for rank in range(len(progress))}
     explanation = explain_pending_calls({**progress.collectives, **(failed or {})}, places)
     return explanation if explanation.lines else Explanation(_explain_by_stacks(progress, places))

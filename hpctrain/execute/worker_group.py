@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ, timeouts
 from hpctrain.checks import check_count
@@ -26,7 +26,6 @@ from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.rank_container import RankContainer
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.log import log
@@ -45,6 +44,9 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_temporary_checkpoints
 from hpctrain.worker.bootstrap import thread_variables
 from hpctrain.worker.leftovers import unlink_mapped_segments
+
+if TYPE_CHECKING:
+    from hpctrain.execute.rank_container import RankContainer
 
 _POLL_S = 0.1
 _LOOK_AGAIN_S = 0.01

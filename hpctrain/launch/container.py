@@ -13,7 +13,6 @@ from hpctrain import environ
 from hpctrain.container import Container, can_mount
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.plan.container import image_path
 
 _PACKAGES = frozenset(["site-packages", "dist-packages", "lib-dynload"])
 _STDLIB = re.compile(r"python3[\d.]*t?(\.zip)?")
@@ -144,6 +143,8 @@ def _is_below(path: str, other: str) -> bool:
 
 def _warn_of_absent(container: Container) -> None:
     """Log what this machine does not have of it; nodes may have disks of their own."""
+    from hpctrain.plan.container import image_path
+
     image = image_path(container)
     sources = [mount.split(":")[0] for mount in container.mounts]
     for what, path in [("image", image), *(("mounts", source) for source in sources)]:

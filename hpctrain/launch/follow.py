@@ -17,7 +17,6 @@ from hpctrain.launch.tail import Tail
 from hpctrain.log import log
 from hpctrain.printable import show_controls
 from hpctrain.rundir.announcement import announce, announcements
-from hpctrain.rundir.attempts import describe_event
 from hpctrain.rundir.display import format_metrics, one_line
 from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.metrics import is_report, say_if_cut
@@ -358,7 +357,11 @@ def follow_to_end(paths: RunPaths, *, verbose: int) -> Result:
 def _announce_all(event: Mapping[str, Any]) -> str:
     """Return the sentence of a restart, or of a node that holds up all others."""
     is_of_node = event["event"] in ("node-slow", "node-slow-over", "node-kept")
-    return describe_event(event) if is_of_node else announce(event)
+    if not is_of_node:
+        return announce(event)
+    from hpctrain.rundir.attempts import describe_event
+
+    return describe_event(event)
 
 
 def _is_terminal(out: TextIO) -> bool:

@@ -17,7 +17,6 @@ from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import plan_container, ranks_path
 from hpctrain.launch.digests import FILES, describe_values, digest_parts
-from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.argv import slice_srun_args
@@ -351,6 +350,8 @@ def _make_validation_spec(request: Request, plan: LaunchPlan) -> ValidationSpec 
     config = request.validation_config
     if config is None:
         return None
+    from hpctrain.launch.validation_plan import plan_validation_job
+
     job = plan_validation_job(config, request.scaling_config, plan, run_dir=request.paths.root)
     if job is not None:
         refuse_patterns(request.paths)

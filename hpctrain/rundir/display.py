@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any
 
 _LONGEST_VALUE = 12
@@ -120,4 +119,6 @@ def format_number(value: float) -> str:
         return f"{value:.6g}"
     except OverflowError:
         # Python's integers have no largest one.
+        from decimal import Decimal
+
         return f"{Decimal(value):.6g}"

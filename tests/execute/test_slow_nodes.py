@@ -141,11 +141,11 @@ def test_a_node_whose_ranks_do_not_say_why_is_named_all_the_same(watched: Watche
     assert "its kernel shows no reason" in watched.slow_nodes.text
 
 
-def test_ranks_are_asked_as_seldom_as_reading_costs_them_a_500th_of_their_time(
+def test_ranks_are_asked_as_seldom_as_reading_costs_them_a_1000th_of_their_time(
     watched: Watched,
 ) -> None:
     watched.wait(60.0)
-    watched.answer(steps=40, cost_us=6000)
+    watched.answer(steps=40, cost_us=3000)
     assert watched.wait(2.9) == []
     assert watched.wait(0.2) == [("step-times", None)]
     # Without an answer they are not asked again for a minute.
