@@ -170,14 +170,14 @@ def test_ranks_that_have_no_times_are_asked_ever_more_seldom(watched: Watched) -
 
 def test_a_rank_that_may_be_slow_is_looked_at_soon(watched: Watched) -> None:
     watched.wait(60.0)
-    watched.answer(steps=10, cost_us=20_000)
+    watched.answer(steps=10, cost_us=10_000)
     assert watched.wait(9.5) == []
     watched.wait(1.0)
-    watched.answer(steps=12, slow=(1,), cost_us=20_000)
+    watched.answer(steps=12, slow=(1,), cost_us=10_000)
     # Six steps of 200 ms are missing.
     assert watched.wait(1.1) == []
     assert watched.wait(0.2) == [("step-times", None)]
-    watched.answer(steps=6, cost_us=20_000)
+    watched.answer(steps=6, cost_us=10_000)
     # What that has cost is made up for.
     assert watched.wait(19.0) == []
     assert watched.wait(1.5) == [("step-times", None)]
