@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hpctrain import environ
 from hpctrain.plan import spec
@@ -189,6 +189,10 @@ class BackendConfig:
 
     It is not a dataclass itself, so subclasses may be frozen dataclasses or not.
     """
+
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Installed modules that every rank needs, and that one process of a node may import for all
+    ranks: they start no thread, and use neither MPI nor a GPU."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are of the same class, with the same settings."""

@@ -51,6 +51,23 @@ _DETACH = "HPCTRAIN_DETACH"
 _DRY_RUN = "HPCTRAIN_DRY_RUN"
 _TRUST_WRITERS = "HPCTRAIN_TRUST_WRITERS"
 _SLURM_OVERRIDES = "HPCTRAIN_SLURM"
+_FORK_SERVER = "HPCTRAIN_FORK_SERVER"
+
+# What launchers set for each process that they start, and no library reads when it is imported.
+_OF_LAUNCHER_PREFIXES = (
+    *("PMI", "OMPI_", "PRTE_", "HYD", "MPI_", "MPIR_", "MPICH_", "MPIEXEC_", "I_MPI_", "MV2_"),
+    *("PALS_", "SLURM", "SRUN_"),
+)
+_OF_LAUNCHER = frozenset(
+    [
+        *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES"),
+        *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+        *("HPCTRAIN_STEP", "HWLOC_XMLFILE", "TMPDIR"),
+        *("_", "OLDPWD", "PWD", "SHLVL"),
+        # hydra's; of Fortran's own units.
+        "GFORTRAN_UNBUFFERED_PRECONNECTED",
+    ]
+)
 
 
 class Home(Enum):
@@ -196,6 +213,22 @@ def export(values: Mapping[str, str | None], *, keep_existing: bool = False) -> 
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def replace_environment(values: Mapping[str, str]) -> None:
+    """Give this process another environment."""
+    os.environ.clear()
+    os.environ.update(values)
+
+
+def is_of_launcher(name: str) -> bool:
+    """Return whether launchers set a variable for each rank, and imports do not depend on it."""
+    return name in _OF_LAUNCHER or name.startswith(_OF_LAUNCHER_PREFIXES)
+
+
+def wants_fork_server() -> bool:
+    """Return whether ranks may be forked from a process that has imported their modules."""
+    return os.environ.get(_FORK_SERVER) != "0"
 
 
 def launched_rank() -> int:

@@ -180,6 +180,23 @@ AGENT_OF_NODE_S = Timeout(
     "the agent of the node, when a rank starts",
     "the rank ends; the start failed",
 )
+# The import of torch, from a cold parallel filesystem.
+FORK_SERVER_S = Timeout(
+    300.0,
+    "fork_server",
+    "the imports of a fork server, when ranks start",
+    "each rank imports its modules itself",
+)
+FORKED_RANK_S = Timeout(
+    10.0,
+    "forked_rank",
+    "a forked rank to change to its working directory",
+    "the rank starts without the fork server",
+)
+FORKED_RANKS_END_S = Timeout(
+    2.0, "forked_ranks_end", "forked ranks to end after their launcher", "the next start"
+)
+FORK_SERVER_END_S = Timeout(2.0, "fork_server_end", "a fork server to end", "SIGKILL")
 EXECUTOR_CONNECTION_S = Timeout(
     60.0,
     "executor_connection",

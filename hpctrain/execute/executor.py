@@ -18,6 +18,7 @@ from hpctrain.errors import (
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
+from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.initial_status import initial_status
@@ -33,6 +34,7 @@ from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
 from hpctrain.execute.usable_nodes import NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
+from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
@@ -59,6 +61,8 @@ class Executor:
         That of ``spec.pkl``.
     resume_from
         Checkpoint of another run to begin with.
+    fork_server
+        What forks ranks on this machine, which may have been started already; it ends with the run.
     """
 
     def __init__(
@@ -69,12 +73,14 @@ class Executor:
         run_config: RunConfig,
         spec_digest: str,
         resume_from: Path | None = None,
+        fork_server: ForkServers | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan
         self._run_config = run_config
         self._spec_digest = spec_digest
         self._resume_from = resume_from
+        self._fork_server = fork_server
         self._mpi = plan.mpi
         self._container = None
         if plan.container is not None:
@@ -121,6 +127,7 @@ class Executor:
             note=self._run_record.note,
         )
         self._placed_nodes: tuple[str, ...] = ()
+        self._told_not_forked: set[str] = set()
 
     def run(self) -> bool:
         """Run until the run has ended, or goes on in another job.
@@ -137,6 +144,8 @@ class Executor:
         LaunchError
             If the ranks could not be started.
         """
+        if self._fork_server is not None:
+            self._fork_server.start()
         self._run_record.begin()
         with self._run_record.kept_alive():
             return self._run_attempts()
@@ -176,6 +185,8 @@ class Executor:
         finally:
             recorder.validations.close()
             self._agents.close(timeouts.AGENTS_END_S)
+            if self._fork_server is not None:
+                self._fork_server.close()
         recorder.end(None)
         return True
 
@@ -302,6 +313,7 @@ class Executor:
             srun_args=self._plan.srun_args,
             is_slice=self._plan.is_slice,
             container=self._container,
+            fork_server=self._fork_server,
             environment=self._plan.environment,
             path=self._paths.root,
             attempt=start.attempt,
@@ -319,6 +331,7 @@ class Executor:
                 group.start(self._run_config.failure_config.start_timeout_s)
             finally:
                 self._run_record.note_health(group.health.verdict())
+                self._note_not_forked()
             self._mpi = self._plan.mpi
             self._run_record.advance(
                 RunEvent.JOINED,
@@ -343,6 +356,16 @@ class Executor:
             recorder.checkpoints.clear()
             recorder.keep_failures(attempt.tracker.failures.values())
             recorder.end_attempt(error=error, reports=attempt.tracker.reports)
+
+    def _note_not_forked(self) -> None:
+        """Write down why ranks imported their modules themselves, each reason once in a run."""
+        reasons = [] if self._fork_server is None else self._fork_server.take_reasons()
+        for reason in reasons:
+            if reason not in self._told_not_forked:
+                self._told_not_forked.add(reason)
+                self._run_record.note("not-forked", reason=reason)
+                if self._run_config.verbose:
+                    log(f"note: each rank imports its modules itself: {reason}")
 
     def _watch(self, attempt: AttemptExecutor, group: WorkerGroup) -> None:
         ranks_of: dict[str, list[int]] = {}

@@ -15,6 +15,7 @@ from hpctrain import environ
 from hpctrain.errors import HpctrainError, RunStoppedError, SupersededError
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.fence import Fence
+from hpctrain.execute.fork_server import fork_server_for
 from hpctrain.execute.ownership import Ownership, await_ownership
 from hpctrain.log import log, log_traceback
 from hpctrain.plan import spec
@@ -121,6 +122,7 @@ def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor
         run_config=run_config,
         spec_digest=digest_spec(content),
         resume_from=resume_from,
+        fork_server=fork_server_for(plan, run_spec.settings),
     )
 
 

@@ -22,6 +22,7 @@ from hpctrain.errors import ConfigError, LaunchError, WorkerError
 from hpctrain.execute.calls import Calls, CallsFunctions
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.explain import names_a_death
+from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
@@ -81,6 +82,8 @@ class WorkerGroup(CallsFunctions):
         Whether ranks of other runs are on the same nodes of the allocation.
     container
         The container that ranks of an allocation run in; None for this process's own Python.
+    fork_server
+        What forks ranks on this machine; None starts an interpreter for each.
     environment
         Variables that ranks get on top of this process's own.
     path
@@ -112,6 +115,7 @@ class WorkerGroup(CallsFunctions):
         srun_args: tuple[str, ...] = (),
         is_slice: bool = False,
         container: RankContainer | None = None,
+        fork_server: ForkServers | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
         attempt: int = 1,
@@ -130,6 +134,7 @@ class WorkerGroup(CallsFunctions):
         self._srun_args = srun_args
         self._is_slice = is_slice
         self._container = container
+        self._fork_server = fork_server
         self._environment = dict(environment or {})
         self._log_to_file = log_to_file
         self._num_threads = num_cpus_per_worker
@@ -340,6 +345,9 @@ class WorkerGroup(CallsFunctions):
                 self._step.kill(
                     **({"patience_s": timeouts.LOST_NODE_STEP_S} if self.lost_nodes else {})
                 )
+                if self._fork_server is not None:
+                    # They are no descendants of the launcher, and end once it is gone.
+                    self._fork_server.await_idle()
         if self._agents is None:
             self._hub.close()
             for worker in self._workers.values():
@@ -461,6 +469,9 @@ class WorkerGroup(CallsFunctions):
         if container is not None:
             entry = container.enter(command, launcher, self._environment)
             command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
+        # Others than MPICH's are not tried.
+        if self._fork_server is not None and local and launcher.kind == "hydra":
+            command = self._fork_server.command(command, variables)
         on_hosts = self._agents is not None and self._agents.mpiexec is not None
         self._step = StepProcess(
             worker_step_argv(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from hpctrain import environ
@@ -67,6 +68,8 @@ def fit_prepared(submission: Submission) -> Result:
         As of `fit`.
     """
     request, launcher = submission.request, submission.plan.launcher
+    if launcher == "local":
+        return _fit_on_this_machine(submission)
     existing = _begin_or_find(submission)
     if existing.begins and launcher == "inline":
         from hpctrain.launch.inline import run_inline
@@ -75,17 +78,42 @@ def fit_prepared(submission: Submission) -> Result:
     elif existing.begins and launcher != "slurm":
         from hpctrain.launch.here import run_here
 
-        run_here(submission)
-    elif existing is not Existing.FINISHED:
-        if environ.detach_requested():
-            from hpctrain.launch.detach import leave, print_job_id
-
-            print_job_id(request.paths)
-            leave()
-        from hpctrain.launch.follow import follow_to_end
-
-        return follow_to_end(request.paths, verbose=request.run_config.verbose)
+        run_here(submission, None)
+    else:
+        _follow_to_end(submission, existing)
     return Result.from_path(request.paths.root)
+
+
+def _fit_on_this_machine(submission: Submission) -> Result:
+    from hpctrain.execute.fork_server import fork_server_for
+
+    fork_server = fork_server_for(submission.plan, submission.spec.settings)
+    with contextlib.closing(fork_server) if fork_server else contextlib.nullcontext():
+        # It imports while the run is written down.
+        before = fork_server.start if fork_server else None
+        existing = _begin_or_find(submission, before=before)
+        if existing.begins:
+            from hpctrain.launch.here import run_here
+
+            run_here(submission, fork_server)
+        else:
+            _follow_to_end(submission, existing)
+    return Result.from_path(submission.request.paths.root)
+
+
+def _follow_to_end(submission: Submission, existing: Existing) -> None:
+    """Show a run that another process runs, or leave it; nothing, if it is finished."""
+    request = submission.request
+    if existing is Existing.FINISHED:
+        return
+    if environ.detach_requested():
+        from hpctrain.launch.detach import leave, print_job_id
+
+        print_job_id(request.paths)
+        leave()
+    from hpctrain.launch.follow import follow_to_end
+
+    follow_to_end(request.paths, verbose=request.run_config.verbose)
 
 
 def submit(request: Request) -> RunHandle:
@@ -158,8 +186,15 @@ def _begin_or_find(
     *,
     in_background: bool = False,
     slot: Mapping[str, str] | None = None,
+    before: Callable[[], None] | None = None,
 ) -> Existing:
-    """Begin the run unless it is there; return which of both it was."""
+    """Begin the run unless it is there; return which of both it was.
+
+    Parameters
+    ----------
+    before
+        Called just before it is written down.
+    """
     request = submission.request
     if (look_at := inspection.requested()) is not None:
         look_at(submission)
@@ -171,7 +206,7 @@ def _begin_or_find(
         raise SystemExit(0)
     check_run_directory(request.paths.root)
     _await_submission(request.paths)
-    begin = partial(_begin, submission, in_background=in_background, slot=slot)
+    begin = partial(_begin, submission, in_background=in_background, slot=slot, before=before)
     existing = begin_or_find(submission, begin)
     if existing is Existing.FINISHED and request.run_config.verbose:
         log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
@@ -223,9 +258,12 @@ def _begin(
     *,
     in_background: bool,
     slot: Mapping[str, str] | None,
+    before: Callable[[], None] | None,
 ) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     request = submission.request
+    if before is not None:
+        before()
     if request.paths.status.exists() and request.run_config.verbose:
         what = f"; changed: {'; '.join(changes)}" if changes else ""
         previous = read_status(request.paths)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.executor import Executor
+from hpctrain.execute.fork_server import ForkServers
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.request import Submission
@@ -18,11 +19,16 @@ from hpctrain.plan.resources import Placement
 from hpctrain.rundir.trust import digest_spec
 
 
-def run_here(submission: Submission) -> None:
+def run_here(submission: Submission, fork_server: ForkServers | None) -> None:
     """Run the run to its end in this process, and show how it goes.
 
     Not collective. The ranks are started with mpiexec on this machine, or with srun (or the site's
     mpiexec) on the nodes of the allocation.
+
+    Parameters
+    ----------
+    fork_server
+        What forks ranks on this machine; it ends with the run.
     """
     request = submission.request
     executor = Executor(
@@ -31,6 +37,7 @@ def run_here(submission: Submission) -> None:
         run_config=request.run_config,
         resume_from=request.resume_from,
         spec_digest=digest_spec(submission.spec_content),
+        fork_server=fork_server,
     )
     verbose = request.run_config.verbose
     if submission.plan.launcher == "local" and verbose:

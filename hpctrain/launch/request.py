@@ -307,6 +307,7 @@ def make_spec(
             max_writers=sync.max_writers,
             max_bytes_per_s=sync.max_bytes_per_s,
             in_container=plan.container is not None,
+            preload=tuple(request.worker_spec.backend_config.preload),
         ),
         worker=worker,
         executor=executor,

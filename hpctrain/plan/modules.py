@@ -193,6 +193,17 @@ def _is_own(path: str) -> bool:
     return not any(f"{os.sep}{folder}{os.sep}" in path for folder in _FOREIGN)
 
 
+def is_own_place(path: str) -> bool:
+    """Return whether modules in a directory of ``sys.path`` are the user's own. Pure.
+
+    Parameters
+    ----------
+    path
+        The directory.
+    """
+    return _is_own(os.path.abspath(path) + os.sep) and not path.endswith(".zip")
+
+
 def _has_own_place(module: Any) -> bool:
     path = getattr(module, "__file__", None)
     if isinstance(path, str):

@@ -48,6 +48,8 @@ class RankSettings:
     # Specs of older versions lack it: the default must be a constant.
     in_container: bool = False
     """Whether ranks run in a container, which has other packages than the executor."""
+    preload: tuple[str, ...] = ()
+    """Modules that one process of a node may import for all of its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

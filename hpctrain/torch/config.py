@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hpctrain.backend import Backend, BackendConfig
 from hpctrain.rules import checked, choice, line, optional, seconds
@@ -17,6 +17,21 @@ from hpctrain.rules import checked, choice, line, optional, seconds
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """How torch.distributed is set up."""
+
+    preload: ClassVar[tuple[str, ...]] = (
+        "hpctrain.worker.main",
+        "hpctrain.worker.linked_training",
+        "hpctrain.worker.train",
+        "mpi4py",
+        "numpy",
+        "torch",
+        "torch.distributed",
+        "torch.nn.parallel",
+        "hpctrain.torch",
+        "hpctrain.torch.process_group",
+        "hpctrain.torch.order",
+        "hpctrain.torch.flight_recorder",
+    )
 
     backend: str | None = None
     """``nccl``, ``gloo``, or whatever else this torch has; ``cpu:gloo,cuda:nccl`` is one for each

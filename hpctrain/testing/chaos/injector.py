@@ -22,6 +22,8 @@ from typing import Any
 
 ANNOUNCE = "announce"
 """Act of a fault that the harness brings about while the process waits."""
+FORKED = "forked"
+"""Folder of the trial with the role of each process that was forked, by its pid."""
 _ANNOUNCE_PATIENCE_S = 60.0
 _POLL_S = 0.01
 # Each launcher has its own; srun with PMI2 sets two of them, to the same number.
@@ -66,8 +68,9 @@ class Injector:
         for fault in settings["faults"]:
             place = (fault["role"], fault["op"], fault["path"], fault["moment"])
             self._faults.setdefault(place, []).append(fault)
-        self._role = role_of(sys.orig_argv, os.environ, settings["script"])  # noqa: TID251
-        self._pid = os.getpid()
+        self._script = settings["script"]
+        self._pid = -1
+        self._find_role()
         self._real_paths: dict[str, str] = {}
         self._write = os.write
         self._trace = os.open(
@@ -84,6 +87,25 @@ class Injector:
         if self._role == "driver" and self._is_local:
             return "executor"
         return self._role
+
+    def _find_role(self) -> None:
+        self._role = role_of(sys.orig_argv, os.environ, self._script)  # noqa: TID251
+        self._pid = os.getpid()
+
+    def begin(self) -> None:
+        """Begin what this process is to the run."""
+        if self.role.startswith("rank-"):
+            self.pass_by("start", "process", "before")
+
+    def begin_after_fork(self) -> None:
+        """Begin what this process is since hpctrain's fork server has made it."""
+        self._find_role()
+        # The kernel shows the environment of the server, where the rank is not in.
+        forked = os.path.join(self._trial, FORKED)
+        os.makedirs(forked, exist_ok=True)
+        with open(os.path.join(forked, str(self._pid)), "w", encoding="utf-8") as file:
+            file.write(self.role)
+        self.begin()
 
     def pass_by(self, op: str, path: str, moment: str) -> None:
         """Note that this process is at a point, and do what is to happen there."""
@@ -271,7 +293,7 @@ def redirect_storage(injector: Injector, module: Any) -> None:
     module.fit = fit
 
 
-def install(trial: str) -> None:
+def install(trial: str) -> Injector:
     """Make this process one of a trial."""
     injector = Injector(trial)
     wrap_calls(injector)
@@ -281,9 +303,13 @@ def install(trial: str) -> None:
         "hpctrain.launch.fit": lambda module: redirect_storage(injector, module),
     }
     sys.meta_path.insert(0, ImportPatch(patches))
-    if injector.role.startswith("rank-"):
-        injector.pass_by("start", "process", "before")
+    injector.begin()
+    return injector
 
 
 if __name__ == "sitecustomize":
-    install(os.path.dirname(os.path.abspath(__file__)))
+    _injector = install(os.path.dirname(os.path.abspath(__file__)))
+
+    def after_rank_fork() -> None:
+        """Begin anew in a rank that the fork server has made."""
+        _injector.begin_after_fork()

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.testing.chaos.injector import role_of
+from hpctrain.testing.chaos.injector import FORKED, role_of
 
 _POLL_S = 0.02
 
@@ -58,9 +58,11 @@ def find_processes(trial: Path, *, script: str, local: bool) -> list[TrialProces
             continue
         pairs = (os.fsdecode(line).partition("=") for line in environ.split(b"\0"))
         role = role_of(argv, {name: value for name, _, value in pairs}, script)
+        if role == "other" and "hpctrain.worker.main" in argv[1:4]:
+            role = _forked_role(trial, entry.name)
         # A zombie (Z) is dead.
         if argv and stat[0] not in "ZX":
-            found[int(entry.name)] = (role, " ".join(argv), int(stat[1]))
+            found[int(entry.name)] = (role, " ".join(argv).strip(), int(stat[1]))
     return [
         TrialProcess(pid=pid, role=_told_apart(pid, found, local=local), command=command)
         for pid, (_, command, _) in found.items()
@@ -75,6 +77,13 @@ def await_end(trial: Path, *, script: str, timeout_s: float) -> list[TrialProces
             return left
         time.sleep(_POLL_S)
     return []
+
+
+def _forked_role(trial: Path, pid: str) -> str:
+    try:
+        return (trial / FORKED / pid).read_text(encoding="utf-8") or "other"
+    except OSError:
+        return "other"
 
 
 def _told_apart(pid: int, found: dict[int, tuple[str, str, int]], *, local: bool) -> str:

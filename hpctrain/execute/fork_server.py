@@ -1,0 +1,302 @@
+"""`ForkServers`: the process of this machine that imports for all ranks, attempt after attempt.
+
+The server itself is `hpctrain.worker.fork_server`. It is an offer: a rank that it cannot start, for
+whichever reason, starts as if there were none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpctrain import environ, timeouts
+from hpctrain.control import local_socket
+from hpctrain.own_time import Deadline
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.modules import is_own_place
+from hpctrain.plan.spec import RankSettings
+from hpctrain.worker import fork_client
+from hpctrain.worker.bootstrap import thread_variables
+
+# Room for the command of a rank in the arguments of the server, whose forks show it there.
+_PADDING = 2048
+_LINE_BYTES = 2**16
+_BACKLOG = 4096
+_LOOK_INTERVAL_S = 0.05
+
+
+def fork_server_for(plan: LaunchPlan, settings: RankSettings) -> ForkServers | None:
+    """Return the fork server for the ranks of a run, which is not started; None without one.
+
+    Not collective. One machine has one. Not for ranks in a container, which have an interpreter of
+    their own, nor where a backend names nothing to import.
+    """
+    is_wanted = environ.wants_fork_server() and bool(settings.preload)
+    if plan.launcher != "local" or plan.container is not None or not is_wanted:
+        return None
+    return ForkServers(
+        settings.preload,
+        own_places=[path for path in settings.sys_path if is_own_place(path)],
+        environment=rank_environment(plan.threads_per_task, plan.environment),
+    )
+
+
+def rank_environment(num_threads: int, further: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ranks, but for what their launcher sets. Not collective.
+
+    Parameters
+    ----------
+    num_threads
+        Compute threads of a rank.
+    further
+        Variables of the plan.
+    """
+    inherited = environ.without_export_variables(environ.environment())
+    variables = environ.without_launcher_variables(inherited)
+    return {**variables, **thread_variables(num_threads), **further}
+
+
+class ForkServers:
+    """At most one fork server at a time; a new one where the last is gone or out of date.
+
+    Parameters
+    ----------
+    modules
+        What it imports.
+    own_places
+        Directories of the user's modules.
+    environment
+        Its whole environment: that of ranks, but for what a launcher sets.
+    """
+
+    def __init__(
+        self, modules: Sequence[str], *, own_places: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._asked = {"modules": [*modules], "own_places": [*own_places]}
+        self._environment = dict(environment)
+        self._server: _Server | None = None
+        self._unusable = ""
+        self._reasons: list[str] = []
+
+    def start(self) -> None:
+        """Start a server, if there is none, and do not wait for its imports. Never raises."""
+        if self._server is not None or self._unusable:
+            return
+        try:
+            self._server = _Server(self._asked, self._environment)
+        except OSError as error:
+            self._give_up(f"it cannot be started: {error}")
+
+    def command(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """Return what a launcher is to start for the command of a rank.
+
+        Parameters
+        ----------
+        command
+            Of an ordinary rank.
+        environment
+            Of the launcher.
+        """
+        self._renew(environment)
+        if self._server is None:
+            return [*command]
+        client = [sys.executable, "-I", "-S", fork_client.__file__]
+        return [*client, self._server.name, f"{timeouts.FORK_SERVER_S:g}", *command]
+
+    def take_reasons(self) -> list[str]:
+        """Return why ranks were not forked, as far as that was not returned before."""
+        self._listen()
+        reasons, self._reasons = self._reasons, []
+        return list(dict.fromkeys(reasons))
+
+    def await_idle(self, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> bool:
+        """Wait until no forked rank is left; return whether that is so."""
+        return self._server is None or self._server.await_idle(timeout_s)
+
+    def close(self) -> None:
+        """End the server, which ends no rank that still lives."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process of the server; None if there is none."""
+        return None if self._server is None else self._server.pid
+
+    def _renew(self, environment: Mapping[str, str]) -> None:
+        """Have a server that is alive and up to date, if there can be one."""
+        self._listen()
+        wanted = {n: v for n, v in environment.items() if not environ.is_of_launcher(n)}
+        had = {n: v for n, v in self._environment.items() if not environ.is_of_launcher(n)}
+        server = self._server
+        if server is not None and (server.has_ended or wanted != had or server.is_stale()):
+            self.close()
+        if self._server is None:
+            self._environment = dict(environment)
+            self.start()
+
+    def _listen(self) -> None:
+        server = self._server
+        if server is None:
+            return
+        self._reasons += server.take_refusals()
+        if server.unusable:
+            self.close()
+            self._give_up(server.unusable)
+
+    def _give_up(self, reason: str) -> None:
+        """Do without a server from now on: the next one would meet with the same."""
+        self._unusable = reason
+        self._reasons.append(reason)
+
+
+class _Server:
+    """A process of `hpctrain.worker.fork_server`."""
+
+    def __init__(self, asked: Mapping[str, object], environment: Mapping[str, str]) -> None:
+        self.name = local_socket.new_socket_name()
+        self.unusable = ""
+        """Why it has refused to serve; empty if it has not."""
+        self._refusals: list[str] = []
+        self._is_idle = True
+        self._stamps: dict[str, int] = {}
+        self._received = b""
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        # Here, since clients may be quicker than its interpreter.
+        listener = local_socket.listen(self.name, backlog=_BACKLOG)
+        passed = [listener.fileno(), theirs.fileno()]
+        # What its imports print: each rank prints it again.
+        printed = [os.memfd_create(f"hpctrain-{stream}") for stream in ("stdout", "stderr")]
+        try:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "hpctrain.worker.fork_server"),
+                    *(*map(str, passed), "-" * _PADDING),
+                ],
+                env={**environment},
+                stdin=subprocess.DEVNULL,
+                stdout=printed[0],
+                stderr=printed[1],
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            os.close(printed[1])
+            raise
+        finally:
+            theirs.close()
+            listener.close()
+            os.close(printed[0])
+        self._errors = printed[1]
+        self._socket.settimeout(timeouts.FORK_SERVER_END_S)
+        try:
+            self._socket.sendall(json.dumps(asked).encode() + b"\n")
+        except OSError:
+            # It has ended already: so it is found.
+            pass
+        self._socket.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
+
+    def take_refusals(self) -> list[str]:
+        """Return why it has not forked ranks, as far as that was not returned before."""
+        self._listen()
+        refusals, self._refusals = self._refusals, []
+        return refusals
+
+    def is_stale(self) -> bool:
+        """Return whether packages were installed, or replaced, since it has imported."""
+        self._listen()
+        return any(_stamp(path) != stamp for path, stamp in self._stamps.items())
+
+    def await_idle(self, timeout_s: float) -> bool:
+        """Wait until no rank of its is left; return whether that is so."""
+        self._is_idle = False
+        try:
+            self._socket.sendall(b"i")
+        except OSError:
+            return self.has_ended
+        deadline = Deadline(timeout_s)
+        while not self._is_idle and not deadline.is_over and not self.has_ended:
+            select.select([self._socket], [], [], _LOOK_INTERVAL_S)
+            self._listen()
+        return self._is_idle
+
+    def close(self) -> None:
+        """Let it end, and wait for that."""
+        self._socket.close()
+        os.close(self._errors)
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            time.sleep(0)
+        else:
+            # subprocess's own wait looks ever more seldom.
+            select.select([pidfd], [], [], timeouts.FORK_SERVER_END_S)
+            os.close(pidfd)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                received = self._socket.recv(_LINE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                received = b""
+            if not received:
+                if self.has_ended and not self.unusable and not self._stamps:
+                    self.unusable = self._last_words()
+                return
+            *lines, self._received = (self._received + received).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+
+    def _take(self, told: Mapping[str, object]) -> None:
+        if "idle" in told:
+            self._is_idle = True
+        elif "refused" in told:
+            self._refusals.append(str(told["refused"]))
+        elif "unusable" in told:
+            self.unusable = str(told["unusable"])
+        elif "ready" in told:
+            origins, places = told["origins"], told["places"]
+            assert isinstance(origins, dict)
+            assert isinstance(places, list)
+            watched = {*places, *(os.path.dirname(p) for p in origins.values()), *origins.values()}
+            self._stamps = {path: _stamp(path) for path in watched}
+
+    def _last_words(self) -> str:
+        size = os.fstat(self._errors).st_size
+        text = os.pread(self._errors, _LINE_BYTES, max(0, size - _LINE_BYTES)).decode(
+            errors="replace"
+        )
+        last = text.strip().splitlines()[-1:] or [f"status {self._process.returncode}"]
+        return f"it ended while it imported: {last[0]}"
+
+
+def _stamp(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,89 @@
+"""Import once a node, and fork the ranks: ``python -m hpctrain.worker.fork_server LISTENER OWNER``.
+
+The server imports what every rank needs before its training function, and then waits for the
+processes that a launcher has started (`hpctrain.worker.fork_client`). For each of them it forks a
+process, gives it what the launcher gave to the client (`hpctrain.worker.launched`), and lets it run
+what the client was to run. It has one thread, and nothing of MPI or of a GPU.
+
+Both are descriptors: clients connect to LISTENER, and OWNER leads to the process that has started
+the server (`hpctrain.execute.fork_server`). Once that is gone, the server accepts nobody any more,
+and ends with its last rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+from hpctrain import environ
+from hpctrain.worker.forked import ForkedRank, show_command
+from hpctrain.worker.forking import ForkServer, tell
+from hpctrain.worker.preload import PreloadError, origins, package_places, preload
+
+_MOST_PRINTED_BYTES = 2**16
+
+
+def serve(listener: socket.socket, owner: socket.socket) -> ForkedRank | None:
+    """Import, and serve; return what is to be done in a rank, and None at the end of the server.
+
+    Not collective.
+    """
+    before = environ.environment()
+    begun = time.monotonic()
+    if not getattr(sys.flags, "safe_path", False):
+        # The working directory, of which nothing may be imported here.
+        del sys.path[0]
+    with owner.makefile("r", encoding="utf-8") as lines:
+        asked = json.loads(lines.readline() or "{}")
+    show_command((sys.executable, "-m", "hpctrain.worker.fork_server", *sys.argv[1:3]))
+    try:
+        with _ending_with(owner):
+            preload(asked.get("modules", ()), own_places=asked.get("own_places", ()))
+    except PreloadError as error:
+        tell(owner, unusable=str(error))
+        return None
+    tell(owner, ready=time.monotonic() - begun, origins=origins(), places=package_places())
+    return ForkServer(listener, owner, before=before, printed=_printed()).run()
+
+
+@contextlib.contextmanager
+def _ending_with(owner: socket.socket) -> Iterator[None]:
+    """Let the kernel end this process with its owner: an import may take for ever.
+
+    SIGIO comes when there is something to read, the end too; the owner sends nothing meanwhile.
+    """
+    flags = fcntl.fcntl(owner, fcntl.F_GETFL)
+    fcntl.fcntl(owner, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(owner, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([owner], [], [], 0)[0]:
+        os._exit(0)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(owner, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+
+
+def _printed() -> tuple[bytes, bytes]:
+    """Return what this process has printed so far, where it prints into files."""
+    found = []
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        try:
+            found.append(os.pread(descriptor, _MOST_PRINTED_BYTES, 0))
+        except OSError:
+            found.append(b"")
+    return found[0], found[1]
+
+
+if __name__ == "__main__":
+    forked = serve(*(socket.socket(fileno=int(word)) for word in sys.argv[1:3]))
+    if forked is None:
+        os._exit(0)
+    forked.run()

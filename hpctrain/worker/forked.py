@@ -1,0 +1,185 @@
+"""`ForkedRank`: from a fork of the server to the state in which an interpreter begins a program."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.worker.launched import Launched, apply_signals
+
+# fork_client.py's command: python -I -S fork_client.py SOCKET SECONDS, then that of the rank.
+_CLIENT_WORDS = 6
+_MOST_NAMED = 4
+# man 5 proc, /proc/PID/stat: arg_start and arg_end, counted from the third field.
+_ARG_START = 48 - 3
+_PMI_DESCRIPTOR = "PMI_FD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkedRank:
+    """What a fork of the server does: the program that its launcher has asked for."""
+
+    launched: Launched
+    """The client, whose place it takes."""
+    pmi: int | None
+    """Descriptor that leads to the launcher; None if it has given none."""
+    before: Mapping[str, str]
+    """Environment of the server before its imports."""
+    printed: tuple[bytes, bytes]
+    """What its imports have printed on standard output and error."""
+
+    def run(self) -> None:
+        """Run the program as ``python -m`` does. Not collective."""
+        argv = rank_command(self.launched)
+        self._set_environment()
+        apply_signals(self.launched)
+        show_command(argv)
+        cwd = os.getcwd()
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path.insert(0, cwd)
+        importlib.invalidate_caches()
+        _renew_randomness()
+        for descriptor, content in enumerate(self.printed, start=1):
+            # A rank that imports for itself prints it too.
+            with suppress(OSError):
+                os.write(descriptor, content)
+        # The objects stay: modules that are imported hold them. They write to the descriptors.
+        output: Any = sys.stdout
+        output.reconfigure(line_buffering=os.isatty(1) and not output.write_through)
+        name = argv[2]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or spec.loader is None:
+            raise ImportError(f"{sys.executable} finds no module {name}.")
+        sys.orig_argv[:] = argv
+        sys.argv[:] = [spec.origin, *argv[3:]]
+        main: Any = ModuleType("__main__")
+        main.__spec__, main.__loader__ = spec, spec.loader
+        main.__file__, main.__cached__ = spec.origin, spec.cached
+        main.__package__, main.__builtins__ = spec.parent, builtins
+        sys.modules["__main__"] = main
+        for customization in ("sitecustomize", "usercustomize"):
+            hook = getattr(sys.modules.get(customization), "after_rank_fork", None)
+            if hook is not None:
+                hook()
+        # As an interpreter that begins with it.
+        sys.modules.pop(name, None)
+        code = spec.loader.get_code(name)  # type: ignore[attr-defined]
+        exec(code, vars(main))
+
+    def _set_environment(self) -> None:
+        after = environ.environment()
+        values = dict(self.launched.environment)
+        for name in {*self.before, *after}:
+            if self.before.get(name) == after.get(name):
+                continue
+            # An import has changed it, as it would have here.
+            if name in after:
+                values[name] = after[name]
+            else:
+                values.pop(name, None)
+        if self.pmi is not None:
+            values[_PMI_DESCRIPTOR] = str(self.pmi)
+            os.set_inheritable(self.pmi, True)
+        environ.replace_environment(values)
+
+
+def rank_command(launched: Launched) -> tuple[str, ...]:
+    """Return the command that a client would run itself: ``python -m MODULE ...``. Pure."""
+    return launched.argv[_CLIENT_WORDS:]
+
+
+def explain_difference(
+    launched: Launched, server: Launched, *, before: Mapping[str, str], cwd: str
+) -> str:
+    """Return why a fork of the server cannot be what a launcher has started, or nothing.
+
+    Pure; not collective.
+
+    Parameters
+    ----------
+    launched
+        The client.
+    server
+        The server.
+    before
+        Environment of the server before its imports.
+    cwd
+        Directory in which it was started.
+    """
+    command = rank_command(launched)
+    if len(command) < 3 or command[1] != "-m" or command[0] != sys.executable:
+        return f"ranks run {' '.join(command[:3])}, and the fork server {sys.executable}"
+    if launched.cgroup != server.cgroup:
+        return (
+            "the launcher puts ranks into a cgroup of their own, whose limits a fork would escape"
+        )
+    for what, value in launched.domain.items():
+        if (own := server.domain.get(what)) != value:
+            return f"the launcher gives ranks another {what}: {value} in place of {own}"
+    changed = sorted(
+        name
+        for name in {*before, *launched.environment}
+        if before.get(name) != launched.environment.get(name) and not environ.is_of_launcher(name)
+    )
+    if changed:
+        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        return (
+            f"the launcher changes variables that libraries read when they are imported: "
+            f"{', '.join(changed[:_MOST_NAMED])}{more}. Set them where fit() is called"
+        )
+    paths = before.get("PYTHONPATH", "")
+    if launched.cwd != cwd and any(not os.path.isabs(path) for path in paths.split(os.pathsep)):
+        return (
+            f"ranks start in {launched.cwd}, and PYTHONPATH={paths} is relative. Make it absolute"
+        )
+    threads = before.get("OMP_NUM_THREADS", "")
+    is_narrower = threads.isdigit() and len(launched.affinity) < int(threads)
+    if launched.affinity != server.affinity and is_narrower:
+        cpus = len(launched.affinity)
+        return f"the launcher binds ranks to {cpus} CPUs, fewer than their {threads} threads"
+    return ""
+
+
+def show_command(argv: Sequence[str]) -> None:
+    """Let ``ps`` show a command in place of this process's own. Not collective. Never raises.
+
+    In the memory of the arguments: what is longer is cut off.
+    """
+    import ctypes
+
+    with suppress(OSError, ValueError, IndexError):
+        stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        start, end = (int(word) for word in stat[_ARG_START : _ARG_START + 2])
+        room = end - start
+        if start == 0 or room < 1:
+            return
+        text = b"".join(os.fsencode(word) + b"\0" for word in argv)
+        # Were the last byte not 0, the kernel would show the environment behind it too.
+        content = text[: room - 1].ljust(room, b"\0")
+        ctypes.memmove(start, content, room)
+
+
+def _renew_randomness() -> None:
+    """Give this process random numbers of its own, where fork() copies those of the server.
+
+    `random` does so itself. Of GPUs torch makes the generators when it first uses one.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process.current_process().authkey = os.urandom(32)
+    # It remembers what TMPDIR was.
+    tempfile.tempdir = None

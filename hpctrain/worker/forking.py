@@ -1,0 +1,293 @@
+"""`ForkServer`: forks a rank for each client that connects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain import timeouts
+from hpctrain.control import local_socket
+from hpctrain.worker.forked import ForkedRank, explain_difference
+from hpctrain.worker.launched import Launched, apply_launched, read_launched
+
+# As in hpctrain.worker.fork_client.
+_READY, _FORKED, _ENDED, _REFUSED = b"R", b"F", b"E", b"X"
+_STATUS = struct.Struct("=i")
+_MOST_DESCRIPTORS = 8
+_GO = b"G"
+_IDLE = b"i"
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    """A rank that lives."""
+
+    pid: int
+    pidfd: int
+    client: socket.socket | None
+    """None once it is gone."""
+
+
+class ForkServer:
+    """Forks ranks for the clients that connect.
+
+    Parameters
+    ----------
+    listener
+        Where they connect.
+    owner
+        Connected to the process that has started this one.
+    before
+        The environment before the first import.
+    printed
+        What the imports have printed on standard output and error.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        owner: socket.socket,
+        *,
+        before: Mapping[str, str],
+        printed: tuple[bytes, bytes],
+    ) -> None:
+        self._listener: socket.socket | None = listener
+        self._owner: socket.socket | None = owner
+        self._before = before
+        self._printed = printed
+        self._cwd = os.getcwd()
+        self._wants_idle = False
+        self._clients: dict[int, socket.socket] = {}
+        self._ranks: dict[int, _Rank] = {}
+        self._rank_of: dict[int, _Rank] = {}
+        self._poller = select.poll()
+        for sock in (listener, owner):
+            self._poller.register(sock, select.POLLIN)
+
+    def run(self) -> ForkedRank | None:
+        """Serve until the owner and all ranks are gone; in a rank, return what it is to do."""
+        while self._owner is not None or self._ranks:
+            for descriptor, _ in self._poller.poll():
+                if self._owner is not None and descriptor == self._owner.fileno():
+                    self._listen_to_owner()
+                elif self._listener is not None and descriptor == self._listener.fileno():
+                    self._accept(self._listener)
+                elif descriptor in self._clients:
+                    if (forked := self._answer(self._clients[descriptor])) is not None:
+                        return forked
+                elif descriptor in self._ranks:
+                    self._reap(self._ranks[descriptor])
+                elif descriptor in self._rank_of:
+                    self._look_at_client(self._rank_of[descriptor])
+        return None
+
+    def _tell(self, **content: Any) -> None:
+        if self._owner is not None:
+            tell(self._owner, **content)
+
+    def _listen_to_owner(self) -> None:
+        assert self._owner is not None
+        try:
+            received = self._owner.recv(64)
+        except OSError:
+            received = b""
+        if received:
+            self._wants_idle = _IDLE in received or self._wants_idle
+            self._tell_if_idle()
+            return
+        self._forget(self._owner)
+        if self._listener is not None:
+            self._forget(self._listener)
+        for client in self._clients.values():
+            self._forget(client)
+        self._clients.clear()
+        self._owner = self._listener = None
+
+    def _tell_if_idle(self) -> None:
+        if self._wants_idle and not self._ranks:
+            self._wants_idle = False
+            self._tell(idle=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        if (sock := local_socket.accept(listener)) is None:
+            return
+        try:
+            sock.sendall(_READY)
+        except OSError:
+            sock.close()
+            return
+        # Of a descriptor that was closed and opened again since poll() it may be said too early.
+        sock.setblocking(False)
+        self._clients[sock.fileno()] = sock
+        self._poller.register(sock, select.POLLIN)
+
+    def _answer(self, client: socket.socket) -> ForkedRank | None:
+        """Fork the rank of a client that has asked; return what it is to do, in the rank alone."""
+        try:
+            asked, descriptors, _, _ = socket.recv_fds(client, 1, _MOST_DESCRIPTORS)
+        except BlockingIOError:
+            return None
+        except OSError:
+            asked, descriptors = b"", []
+        self._poller.unregister(client)
+        del self._clients[client.fileno()]
+        if not asked:
+            _close(*descriptors)
+            client.close()
+            return None
+        try:
+            launched = read_launched(local_socket.peer_pid(client))
+            answer = self._why_not(launched, descriptors)
+        except (OSError, ValueError, KeyError) as error:
+            answer = f"what the launcher has started cannot be looked at: {error}"
+        else:
+            if not answer:
+                forked = self._fork(client, launched, descriptors)
+                if isinstance(forked, ForkedRank):
+                    return forked
+                answer = forked
+        _close(*descriptors)
+        if answer:
+            with contextlib.suppress(OSError):
+                client.sendall(_REFUSED)
+            client.close()
+            self._tell(refused=answer)
+        return None
+
+    def _why_not(self, launched: Launched, descriptors: Sequence[int]) -> str:
+        if len(descriptors) != 3 + ("PMI_FD" in launched.environment):
+            return "the launcher has closed standard streams of its processes"
+        return explain_difference(
+            launched, read_launched(os.getpid()), before=self._before, cwd=self._cwd
+        )
+
+    def _fork(
+        self, client: socket.socket, launched: Launched, descriptors: list[int]
+    ) -> str | ForkedRank:
+        """Fork a rank; return why that cannot be, or in the rank alone what it is to do."""
+        ours, theirs = socket.socketpair()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            return f"the fork server cannot fork: {error.strerror}"
+        if pid == 0:
+            ours.close()
+            client.close()
+            return self._become_rank(theirs, launched, descriptors)
+        theirs.close()
+        with ours:
+            ours.settimeout(timeouts.FORKED_RANK_S)
+            try:
+                reason = ours.recv(4096).decode(errors="replace")
+            except OSError:
+                reason = ""
+            if reason != _GO.decode():
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return reason or (
+                    f"a forked rank was not set up within "
+                    f"{timeouts.describe(timeouts.FORKED_RANK_S)}"
+                )
+            pidfd = os.pidfd_open(pid)
+            try:
+                socket.send_fds(client, [_FORKED], [pidfd])
+                ours.sendall(_GO)
+            except OSError:
+                # The client has died. The rank reads no word to go on, and leaves.
+                os.kill(pid, signal.SIGKILL)
+        rank = _Rank(pid=pid, pidfd=pidfd, client=client)
+        self._ranks[pidfd] = self._rank_of[client.fileno()] = rank
+        self._poller.register(pidfd, select.POLLIN)
+        self._poller.register(client, select.POLLIN)
+        return ""
+
+    def _become_rank(
+        self, server: socket.socket, launched: Launched, descriptors: list[int]
+    ) -> ForkedRank:
+        """Become a rank, up to the point where it can no longer be refused."""
+        try:
+            os.setsid()
+            for sock in filter(None, (self._listener, self._owner, *self._clients.values())):
+                sock.close()
+            for rank in self._ranks.values():
+                os.close(rank.pidfd)
+                if rank.client is not None:
+                    rank.client.close()
+            for number, descriptor in enumerate(descriptors[:3]):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            reason = apply_launched(launched)
+            server.sendall(reason.encode() or _GO)
+            if reason or server.recv(1) != _GO:
+                os._exit(1)
+            server.close()
+        except BaseException:
+            # No word of it can be trusted to reach anybody: the server has a timeout.
+            os._exit(1)
+        return ForkedRank(
+            launched=launched,
+            pmi=descriptors[3] if len(descriptors) > 3 else None,
+            before=self._before,
+            printed=self._printed,
+        )
+
+    def _reap(self, rank: _Rank) -> None:
+        _, status = os.waitpid(rank.pid, 0)
+        del self._ranks[rank.pidfd]
+        self._poller.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        if rank.client is not None:
+            with contextlib.suppress(OSError):
+                rank.client.sendall(_ENDED + _STATUS.pack(status))
+            self._drop_client(rank)
+        self._tell_if_idle()
+
+    def _look_at_client(self, rank: _Rank) -> None:
+        """End a rank whose client is gone: the launcher, or who ended it, means the rank."""
+        assert rank.client is not None
+        try:
+            if rank.client.recv(64):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._drop_client(rank)
+        # With what it has started, as a launcher would; it leads a session of its own.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
+
+    def _drop_client(self, rank: _Rank) -> None:
+        assert rank.client is not None
+        del self._rank_of[rank.client.fileno()]
+        self._forget(rank.client)
+        rank.client = None
+
+    def _forget(self, sock: socket.socket) -> None:
+        self._poller.unregister(sock)
+        sock.close()
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def tell(owner: socket.socket, **content: Any) -> None:
+    """Send the owner of a server a line, if it still reads. Not collective. Never raises."""
+    with contextlib.suppress(OSError):
+        owner.sendall(json.dumps(content).encode() + b"\n")

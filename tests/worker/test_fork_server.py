@@ -1,0 +1,470 @@
+"""The fork server with real processes, without MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import environ
+from hpctrain.execute.fork_server import ForkServers
+from tests.waiting import wait_until
+
+STATE = """
+    import json, os, resource, signal, stat, sys
+
+    status = open("/proc/self/status").read()
+    print(json.dumps({
+        "environ": {k: v for k, v in os.environ.items() if k != "_"},
+        "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "cwd": os.getcwd(),
+        "main": [str(vars(sys.modules["__main__"]).get(name)) for name in (
+            "__name__", "__file__", "__package__", "__cached__", "__doc__")],
+        "spec": sys.modules["__main__"].__spec__.name,
+        "umask": os.umask(0), "nice": os.nice(0), "affinity": sorted(os.sched_getaffinity(0)),
+        "oom": open("/proc/self/oom_score_adj").read(),
+        "limits": {
+            name: resource.getrlimit(number)
+            for name, number in vars(resource).items() if name.startswith("RLIMIT")
+        },
+        "signals": {
+            number: str(signal.getsignal(number)).partition(" at ")[0]
+            for number in signal.valid_signals()
+        },
+        "masks": [line for line in status.splitlines() if line.startswith(("Sig", "Shd"))],
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "kinds": [stat.S_IFMT(os.fstat(n).st_mode) for n in range(3)],
+        "open": sorted(int(n) for n in os.listdir("/proc/self/fd"))[:-1],
+        "cmdline": open("/proc/self/cmdline").read().rstrip("\\0"),
+        "comm": open("/proc/self/comm").read(),
+        "buffering": [sys.stdout.line_buffering, sys.stderr.line_buffering, sys.stdin.isatty()],
+        "threads": len(os.listdir("/proc/self/task")),
+        "leads": os.getpgid(0) == os.getpid(),
+    }))
+    print(os.getpid())
+"""
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    return {**environ.without_launcher_variables(os.environ), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def make_servers(tmp_path: Path, variables: dict[str, str]) -> Iterator[Callable[..., ForkServers]]:
+    made: list[ForkServers] = []
+
+    def make(
+        *modules: str, own_places: tuple[str, ...] = (), further: Mapping[str, str] | None = None
+    ) -> ForkServers:
+        made.append(
+            ForkServers(
+                modules or ("json", "tempfile"),
+                own_places=own_places,
+                environment={**variables, **(further or {})},
+            )
+        )
+        return made[-1]
+
+    yield make
+    for servers in made:
+        servers.close()
+
+
+class Program:
+    """A module that ranks run, in a directory of its own."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str], source: str) -> None:
+        folder.joinpath("program.py").write_text(textwrap.dedent(source), encoding="utf-8")
+        self.folder, self.variables = folder, dict(variables)
+        self.plain = [sys.executable, "-m", "program", "an argument", "ä"]
+
+    def start(self, argv: list[str], **options: Any) -> subprocess.Popen[str]:
+        options = {"env": self.variables, "cwd": self.folder, "text": True, **options}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(argv, **{**pipes, **options})
+
+    def run(self, argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        process = self.start(argv, **options)
+        printed, errors = process.communicate(timeout=60)
+        return subprocess.CompletedProcess([process.pid], process.returncode, printed, errors)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_a_forked_rank_is_in_the_state_that_the_launcher_made(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, STATE)
+    servers = make_servers()
+    forked = servers.command(program.plain, variables)
+    assert forked != program.plain
+
+    def change() -> None:
+        os.umask(0o027)
+        os.nice(3)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        Path("/proc/self/oom_score_adj").write_text("123")
+
+    for preparation in (None, change):
+        options: Any = {
+            "env": {**variables, "CUDA_VISIBLE_DEVICES": "3", "PMI_RANK": "7", "SLURM_PROCID": "7"},
+            "preexec_fn": preparation,
+            "start_new_session": True,
+        }
+        plain, ours = (program.run(argv, **options) for argv in (program.plain, forked))
+        assert (plain.returncode, ours.returncode) == (0, 0), ours.stderr
+        (state, pid), (expected, _) = ours.stdout.splitlines(), plain.stdout.splitlines()
+        assert int(pid) != ours.args[0]
+        assert json.loads(state) == json.loads(expected)
+    assert servers.take_reasons() == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "raise SystemExit(0)",
+        "raise SystemExit(3)",
+        "raise SystemExit('said')",
+        "raise ValueError('wrong')",
+        "os._exit(7)",
+        "os.kill(os.getpid(), 9)",
+        "os.kill(os.getpid(), 15)",
+        "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
+    ],
+)
+def test_a_client_ends_as_its_rank_does(
+    end: str, tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, f"import os\nprint(os.getpid(), flush=True)\n{end}\n")
+    servers = make_servers()
+    plain = program.run(program.plain)
+    ours = program.run(servers.command(program.plain, variables))
+    assert ours.returncode == plain.returncode
+    assert int(plain.stdout) == plain.args[0]
+    assert int(ours.stdout) != ours.args[0]
+    # A traceback has frames of its own below that of the program.
+    assert ours.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+    assert servers.take_reasons() == []
+
+
+WAITS = """
+    import os, signal, subprocess, sys, time
+
+    def show(number, _):
+        print(signal.Signals(number).name, flush=True)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCONT):
+        signal.signal(number, show)
+    child = subprocess.Popen(["sleep", "60"])
+    print(os.getpid(), child.pid, flush=True)
+    for line in sys.stdin:
+        break
+    child.kill()
+    raise SystemExit(4)
+"""
+
+
+def test_signals_for_the_client_reach_the_rank_and_eof_of_its_input_too(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, WAITS)
+    client = program.start(make_servers().command(program.plain, variables), stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    pid = int(client.stdout.readline().split()[0])
+    assert pid != client.pid
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCONT):
+        client.send_signal(number)
+        assert client.stdout.readline().strip() == number.name
+    client.communicate(timeout=60)
+    assert client.returncode == 4
+
+
+def test_a_rank_whose_client_is_killed_ends_with_what_it_has_started(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, WAITS)
+    servers = make_servers()
+    client = program.start(servers.command(program.plain, variables), stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    pids = [int(word) for word in client.stdout.readline().split()]
+    client.kill()
+    client.communicate(timeout=60)
+    wait_until(lambda: not any(map(is_alive, pids)), "the rank outlives its client")
+    assert servers.await_idle()
+
+
+def test_ranks_outlive_a_killed_server_and_the_next_ones_have_another(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, WAITS)
+    servers = make_servers()
+    client = program.start(servers.command(program.plain, variables), stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    pid = int(client.stdout.readline().split()[0])
+    first = servers.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not is_alive(first))
+    client.send_signal(signal.SIGUSR1)
+    assert client.stdout.readline().strip() == "SIGUSR1"
+    assert is_alive(pid)
+    _, errors = client.communicate(timeout=60)
+    assert client.returncode == 1
+    assert "how this rank ended is unknown" in errors
+    again = program.start(servers.command(program.plain, variables), stdin=subprocess.PIPE)
+    again.communicate(timeout=60)
+    assert again.returncode == 4
+    assert servers.pid not in (None, first)
+    assert servers.take_reasons() == []
+
+
+OWNER = """
+    import os, sys, time
+    from hpctrain.execute.fork_server import ForkServers
+
+    modules = ["sleeper"] if {sleeps} else ["json"]
+    servers = ForkServers(modules, own_places=[], environment=dict(os.environ))
+    servers.start()
+    print(servers.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_server_does_not_outlive_its_owner(
+    sleeps: bool, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "sleeper.py").write_text("open('begun', 'w').close()\nimport time; time.sleep(60)")
+    path = os.pathsep.join(filter(None, [str(packages), variables.get("PYTHONPATH")]))
+    program = Program(tmp_path, {**variables, "PYTHONPATH": path}, OWNER.format(sleeps=sleeps))
+    owner = program.start(program.plain)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    if sleeps:
+        wait_until(lambda: (tmp_path / "begun").exists())
+    owner.kill()
+    owner.communicate(timeout=60)
+    wait_until(lambda: not is_alive(pid), "the server outlives its owner")
+
+
+UNUSABLE = {
+    "thread": (
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "the import of library starts a thread",
+    ),
+    "mpi": ("from mpi4py import MPI", "the import of library loads MPI"),
+    "fails": ("import missing_library", "the import of library fails: ModuleNotFoundError"),
+    "ends": (
+        "import os; os.write(2, b'no licence'); os._exit(5)",
+        "ended while it imported: no lice",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", UNUSABLE)
+def test_a_module_that_cannot_be_imported_before_a_fork_is_named(
+    which: str,
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+) -> None:
+    source, reason = UNUSABLE[which]
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(source)
+    path = os.pathsep.join(filter(None, [str(packages), variables.get("PYTHONPATH")]))
+    variables["PYTHONPATH"] = path
+    program = Program(tmp_path, variables, "print('ran')")
+    servers = make_servers("json", "library")
+    servers.start()
+    # It is refused as long as the server imports, and after it has ended.
+    assert program.run(servers.command(program.plain, variables)).stdout == "ran\n"
+    (said,) = wait_until(servers.take_reasons)
+    assert reason in said
+    assert servers.command(program.plain, variables) == program.plain
+    assert servers.take_reasons() == []
+
+
+def test_a_file_of_the_user_with_the_name_of_an_imported_module_wins(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, "import wave; print(wave.__doc__)")
+    (tmp_path / "wave.py").write_text('"""Mine."""')
+    servers = make_servers("wave", own_places=(str(tmp_path),))
+    assert program.run(servers.command(program.plain, variables)).stdout == "Mine.\n"
+    (reason,) = wait_until(servers.take_reasons)
+    assert f"{tmp_path}/wave.py of yours has the name of a module" in reason
+
+
+def test_modules_of_the_user_are_left_to_the_ranks(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    (tmp_path / "of_mine.py").write_text("import os; print('imported by', os.getpid())")
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(tmp_path), variables.get("PYTHONPATH")])
+    )
+    program = Program(tmp_path, variables, "import of_mine, os; print('ran by', os.getpid())")
+    done = program.run(make_servers("of_mine").command(program.plain, variables))
+    imported, ran = (line.split()[-1] for line in done.stdout.splitlines())
+    assert imported == ran
+
+
+@pytest.mark.parametrize("is_hook", [False, True])
+def test_a_sitecustomize_without_a_hook_is_a_reason_not_to_fork(
+    is_hook: bool,
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+) -> None:
+    hook = "def after_rank_fork():\n    print('hook', sys.orig_argv[2])\n" if is_hook else ""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{hook}")
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(tmp_path), variables.get("PYTHONPATH")])
+    )
+    program = Program(tmp_path, variables, "print('ran')")
+    servers = make_servers()
+    done = program.run(servers.command(program.plain, variables))
+    assert done.stdout == ("hook program\nran\n" if is_hook else "ran\n")
+    reasons = servers.take_reasons() if is_hook else wait_until(servers.take_reasons)
+    assert ["after_rank_fork" in reason for reason in reasons] == ([] if is_hook else [True])
+
+
+def test_what_the_launcher_changes_too_far_is_a_reason_and_the_rank_starts_all_the_same(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, "import os; print(os.environ['OMP_NUM_THREADS'])")
+    servers = make_servers()
+    argv = servers.command(program.plain, variables)
+    done = program.run(argv, env={**variables, "OMP_NUM_THREADS": "2"})
+    assert done.stdout == "2\n"
+    (reason,) = servers.take_reasons()
+    assert "variables that libraries read when they are imported: OMP_NUM_THREADS" in reason
+    closed = program.run(argv, preexec_fn=lambda: os.close(0))
+    assert closed.stdout == "1\n"
+    (reason,) = servers.take_reasons()
+    assert "has closed standard streams" in reason
+    other = [*argv[:-5], "/nowhere/python", *argv[-4:]]
+    with pytest.raises(subprocess.SubprocessError):
+        program.run(["false"]).check_returncode()
+    assert program.run(other).returncode == 1
+    (reason,) = servers.take_reasons()
+    assert "ranks run /nowhere/python" in reason
+
+
+def test_another_environment_of_fit_is_another_server(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, "import os; print(os.environ.get('OF_MINE'))")
+    servers = make_servers()
+    assert program.run(servers.command(program.plain, variables)).stdout == "None\n"
+    first, changed = servers.pid, {**variables, "OF_MINE": "1"}
+    done = program.run(servers.command(program.plain, changed), env=changed)
+    assert done.stdout == "1\n"
+    assert servers.pid not in (None, first)
+    assert servers.take_reasons() == []
+
+
+def test_a_package_that_is_installed_meanwhile_is_another_server(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text("version = 1")
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(packages), variables.get("PYTHONPATH")])
+    )
+    program = Program(tmp_path, variables, "import library; print(library.version)")
+    servers = make_servers("library")
+    assert program.run(servers.command(program.plain, variables)).stdout == "1\n"
+    first = servers.pid
+    assert program.run(servers.command(program.plain, variables)).stdout == "1\n"
+    assert servers.pid == first
+    (packages / "library.py").write_text("version = 2  # longer")
+    os.utime(packages / "library.py", ns=(1, 1))
+    assert program.run(servers.command(program.plain, variables)).stdout == "2\n"
+    assert servers.pid not in (None, first)
+
+
+def test_forked_ranks_have_random_numbers_of_their_own(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    source = """
+        import multiprocessing, random, numpy
+        print(numpy.random.random(), random.random(), multiprocessing.current_process().authkey)
+    """
+    program = Program(tmp_path, variables, source)
+    servers = make_servers("numpy", "random", "multiprocessing.process")
+    argv = servers.command(program.plain, variables)
+    drawn = [program.run(argv).stdout.split(maxsplit=2) for _ in range(3)]
+    assert servers.take_reasons() == []
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 3
+
+
+def test_what_imports_print_is_printed_by_each_rank(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(
+        "import os, sys\nos.environ['SET_BY_IMPORT'] = '1'\n"
+        "print('on output')\nprint('a warning', file=sys.stderr)"
+    )
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(packages), variables.get("PYTHONPATH")])
+    )
+    program = Program(tmp_path, variables, "import library, os; print(os.environ['SET_BY_IMPORT'])")
+    argv = make_servers("library").command(program.plain, variables)
+    for _ in range(2):
+        done = program.run(argv)
+        assert (done.stdout, done.stderr) == ("on output\n1\n", "a warning\n")
+
+
+def test_64_starts_leave_a_server_as_it_was(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, "print('ran')")
+    servers = make_servers()
+    argv = servers.command(program.plain, variables)
+
+    def look() -> tuple[int, str, int]:
+        proc = Path(f"/proc/{servers.pid}")
+        memory = int((proc / "statm").read_text().split()[1])
+        return (
+            len(list((proc / "fd").iterdir())),
+            (proc / f"task/{servers.pid}/children").read_text(),
+            memory,
+        )
+
+    for _ in range(4):
+        program.run(argv)
+    assert servers.await_idle()
+    descriptors, children, pages = look()
+    for _ in range(16):
+        clients = [program.start(argv) for _ in range(4)]
+        assert [client.communicate(timeout=60)[0] for client in clients] == ["ran\n"] * 4
+    assert servers.await_idle()
+    again = look()
+    assert again[:2] == (descriptors, children)
+    assert again[2] < pages + 128
