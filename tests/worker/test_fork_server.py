@@ -39,7 +39,9 @@ STATE = """
             number: str(signal.getsignal(number)).partition(" at ")[0]
             for number in signal.valid_signals()
         },
-        "masks": [line for line in status.splitlines() if line.startswith(("Sig", "Shd"))],
+        "masks": [
+            line for line in status.splitlines() if line.startswith(("SigB", "SigI", "SigC"))
+        ],
         "stdin": os.readlink("/proc/self/fd/0"),
         "kinds": [stat.S_IFMT(os.fstat(n).st_mode) for n in range(3)],
         "open": sorted(int(n) for n in os.listdir("/proc/self/fd"))[:-1],
