@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hpctrain.checks import NamedArguments, given_or_default, shown
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
-from hpctrain.unresolved import find_unresolved
+from hpctrain.unresolved import DEEPEST, find_too_deep, find_unresolved
 
 if TYPE_CHECKING:
     from hpctrain.launch.handle import RunHandle
@@ -102,7 +102,9 @@ class FunctionRun(NamedArguments, abc.ABC):
 
     def _check_before_run(self) -> None:
         """Check what can be known before the run. Not collective."""
-        _refuse_domains("train_loop_config", getattr(self, "train_loop_config", None))
+        config = getattr(self, "train_loop_config", None)
+        _refuse_domains("train_loop_config", config)
+        _refuse_depth("train_loop_config", config)
         # Here and not when it is made, as in Ray Train: a RunConfig may be shared by trainers.
         checkpoints = self.run_config.checkpoint_config
         automatic = checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end
@@ -145,6 +147,16 @@ def _refuse_domains(what: str, value: object) -> None:
             f"{what} holds {shown(domain)} at {'/'.join(map(str, path))}, which a sweep chooses "
             f"from. Give it to the sweep: "
             f"hpctrain.tune.Tuner(trainer, param_space={{{what!r}: ...}})."
+        )
+
+
+def _refuse_depth(what: str, value: object) -> None:
+    """Refuse a value that holds itself: nothing that walks through it would come to an end."""
+    if (path := find_too_deep(value)) is not None:
+        raise ConfigError(
+            f"{what} holds itself, or is more than {DEEPEST} levels deep, at "
+            f"{'/'.join(map(str, path[:4]))}/... Flatten it, or make such a value in the training "
+            f"function."
         )
 
 

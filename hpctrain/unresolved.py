@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+DEEPEST = 100
+"""So many levels may a configuration have: code that walks through one calls itself for each."""
 Path = tuple[Any, ...]
 
 _ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
@@ -57,3 +59,25 @@ def children(value: Any) -> list[tuple[Any, Any]]:
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return []
+
+
+def find_too_deep(value: Any) -> Path | None:
+    """Return the keys that lead below `DEEPEST` levels: a value that holds itself has no end.
+
+    Not collective. None if there is no such place.
+
+    Examples
+    --------
+    >>> itself = {}
+    >>> itself["a"] = [itself]
+    >>> find_too_deep(itself)[:4]
+    ('a', 0, 'a', 0)
+    """
+    rest: list[tuple[Any, Path]] = [(value, ())]
+    while rest:
+        value, path = rest.pop()
+        if len(path) > DEEPEST:
+            return path
+        inside = [pair for pair in children(value) if type(pair[1]) not in _ATOMS]
+        rest += [(each, (*path, key)) for key, each in inside]
+    return None

@@ -94,3 +94,18 @@ def test_a_subclass_may_use_the_names_of_helpers_that_are_common(tmp_path: Path)
     config = RunConfig(name="run", storage_path=str(tmp_path), verbose=0)
     trainer = Helped(scaling_config=ScalingConfig(num_workers=0), run_config=config)
     assert trainer.fit().metrics == {"trained": True}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_config_that_holds_itself_is_refused_by_its_key(tmp_path: Path, num_workers: int) -> None:
+    itself: dict[str, Any] = {"lr": 0.1}
+    itself["again"] = [itself]
+    trainer = hpctrain.DataParallelTrainer(
+        lambda config: None,
+        train_loop_config=itself,
+        scaling_config=ScalingConfig(num_workers=num_workers),
+        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, launcher="local"),
+    )
+    with pytest.raises(ConfigError, match=r"train_loop_config holds itself.* at again/0/again/0/"):
+        trainer.fit()
+    assert not (tmp_path / "run").exists()

@@ -14,10 +14,9 @@ from hpctrain.errors import ConfigError
 from hpctrain.function_run import FunctionRun
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
 from hpctrain.tune.variants import show_path
-from hpctrain.unresolved import Path, children
+from hpctrain.unresolved import DEEPEST, find_too_deep
 
 _RESOURCES = {"cpu": "CPU", "gpu": "GPU", "memory": "memory"}
-_DEEPEST = 100
 # Dicts of a trainer that a configuration adds to.
 _MERGED = ("train_loop_config", "params")
 
@@ -192,15 +191,11 @@ def make_trial_trainer(
 
 
 def _check_depth(config: Mapping[str, Any]) -> None:
-    rest: list[tuple[Any, Path]] = [(config, ())]
-    while rest:
-        value, path = rest.pop()
-        if len(path) > _DEEPEST:
-            raise ConfigError(
-                f"the configuration holds itself, or is more than {_DEEPEST} levels deep, at "
-                f"{show_path(path[:4])}/... Flatten it, or make such a value in the function."
-            )
-        rest += [(each, (*path, key)) for key, each in children(value)]
+    if (path := find_too_deep(config)) is not None:
+        raise ConfigError(
+            f"the configuration holds itself, or is more than {DEEPEST} levels deep, at "
+            f"{show_path(path[:4])}/... Flatten it, or make such a value in the function."
+        )
 
 
 def _scaling_for(trainable: object, config: Mapping[str, Any]) -> ScalingConfig:
