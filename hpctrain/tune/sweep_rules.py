@@ -29,24 +29,25 @@ class SweepRules:
 
 
 def name_metrics(config: TuneConfig, scheduler: object) -> dict[str, str]:
-    """Return the metrics that a sweep compares, and what names each. Not collective.
+    """Return the metrics that a sweep needs, and what names each. Not collective.
 
     Parameters
     ----------
     scheduler
         The scheduler of the sweep. It and the search algorithm have the metric of the TuneConfig,
-        or one of their own.
+        or one of their own; it measures time by another one.
     """
-    named = {} if config.metric is None else {config.metric: "TuneConfig"}
+    named = {} if config.metric is None else {config.metric: "TuneConfig(metric=...)"}
     for learner in (scheduler, config.search_alg):
-        metric = getattr(learner, "metric", None)
-        if isinstance(metric, str):
-            named.setdefault(metric, type(learner).__name__)
+        for argument in ("metric", "time_attr"):
+            name = getattr(learner, argument, None)
+            if isinstance(name, str):
+                named.setdefault(name, f"{type(learner).__name__}({argument}=...)")
     return named
 
 
 def check_metrics(trial: Trial, report: Report, metrics: Mapping[str, str]) -> None:
-    """Refuse a first report that lacks a metric which the sweep compares. Pure.
+    """Refuse a first report that lacks a metric which the sweep needs. Pure.
 
     Raises
     ------
@@ -58,6 +59,6 @@ def check_metrics(trial: Trial, report: Report, metrics: Mapping[str, str]) -> N
     for metric, owner in metrics.items():
         if not has_metric(report.metrics, metric):
             raise ConfigError(
-                f"{trial.trial_id} reported no {metric!r}, which {owner}(metric=...) names. "
+                f"{trial.trial_id} reported no {metric!r}, which {owner} names. "
                 f"{explain_unknown(metric, all_names(report.metrics))}"
             )

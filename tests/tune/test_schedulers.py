@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError
-from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
+from hpctrain.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
 from hpctrain.tune.schedulers.asha import percentile
 
 RECORDED = json.loads((Path(__file__).parent / "recorded/ray.json").read_text())
@@ -134,3 +140,34 @@ def test_without_a_scheduler_no_metric_is_needed() -> None:
 def test_a_scheduler_that_is_not_there_is_answered_with_those_that_are() -> None:
     with pytest.raises(ImportError, match="there are ASHAScheduler, HyperBandScheduler, Median"):
         from hpctrain.tune.schedulers import PB2  # noqa: F401
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    asha = ASHAScheduler(
+        max_t=np.int32(16),
+        grace_period=np.int64(1),
+        reduction_factor=np.float32(4),
+        brackets=np.int8(1),
+        seed=np.int64(3),
+    )
+    assert asha._brackets[0].milestones == [16, 4, 1]
+    assert type(asha._max_t) is int
+    median = MedianStoppingRule(grace_period=np.float32(0), min_samples_required=np.int64(2))
+    assert (median._grace_period, median._min_samples) == (0, 2)
+    assert type(median._grace_period) is float
+    band = HyperBandScheduler(max_t=np.int64(9), reduction_factor=np.int64(3))
+    assert type(band._max_t) is int
+    pbt = PopulationBasedTraining(
+        perturbation_interval=np.int64(4),
+        burn_in_period=np.float32(2),
+        quantile_fraction=np.float32(0.5),
+        resample_probability=np.float32(0.25),
+        perturbation_factors=(np.float32(2), np.int64(3)),
+        hyperparam_mutations={"lr": [1, 2]},
+        seed=np.int64(7),
+    )
+    assert (pbt._interval, pbt._burn_in, pbt._share, pbt._factors) == (4, 2, 0.5, (2, 3))
+    assert pbt._seed == 7
+    for wrong in (np.bool_(True), np.float64("nan"), np.arange(2), "4"):
+        with pytest.raises(ConfigError, match="A number above 0 is needed"):
+            ASHAScheduler(max_t=wrong)

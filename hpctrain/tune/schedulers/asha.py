@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpctrain.checks import check_count, shown
+from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
-from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, check_positive
+from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, positive, whole
 
 
 class AsyncHyperBandScheduler(TrialScheduler):
@@ -57,10 +57,11 @@ class AsyncHyperBandScheduler(TrialScheduler):
     ) -> None:
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)
         name = type(self).__name__
-        check_positive(f"{name}(max_t=...)", max_t)
-        check_positive(f"{name}(grace_period=...)", grace_period)
-        check_positive(f"{name}(reduction_factor=...)", reduction_factor)
-        check_count(f"{name}(brackets=...)", brackets, at_least=1)
+        max_t = positive(f"{name}(max_t=...)", max_t)
+        grace_period = positive(f"{name}(grace_period=...)", grace_period)
+        reduction_factor = positive(f"{name}(reduction_factor=...)", reduction_factor)
+        brackets = whole(f"{name}(brackets=...)", brackets, at_least=1)
+        seed = whole(f"{name}(seed=...)", seed, at_least=0)
         if grace_period > max_t:
             raise ConfigError(
                 f"{name}(grace_period={shown(grace_period)}, max_t={shown(max_t)}): no trial would "

@@ -12,7 +12,7 @@ from hpctrain.tune.schedulers.scheduler import (
     Decision,
     Population,
     TrialScheduler,
-    check_positive,
+    positive,
 )
 
 
@@ -52,8 +52,8 @@ class HyperBandScheduler(TrialScheduler):
     ) -> None:
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)
         name = type(self).__name__
-        check_positive(f"{name}(max_t=...)", max_t)
-        check_positive(f"{name}(reduction_factor=...)", reduction_factor)
+        max_t = positive(f"{name}(max_t=...)", max_t)
+        reduction_factor = positive(f"{name}(reduction_factor=...)", reduction_factor)
         if max_t < 1:
             raise ConfigError(f"{name}(max_t={shown(max_t)}): milestones are whole. Use 1 or more.")
         if reduction_factor <= 1:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from hpctrain.checks import check_count
-from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, check_positive
+from hpctrain.checks import plain_number
+from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, positive, whole
 
 
 class MedianStoppingRule(TrialScheduler):
@@ -44,10 +44,10 @@ class MedianStoppingRule(TrialScheduler):
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)
         name = type(self).__name__
         if grace_period != 0:
-            check_positive(f"{name}(grace_period=...)", grace_period)
-        check_count(f"{name}(min_samples_required=...)", min_samples_required, at_least=1)
-        self._grace_period = grace_period
-        self._min_samples = min_samples_required
+            grace_period = positive(f"{name}(grace_period=...)", grace_period)
+        self._grace_period = plain_number(grace_period)
+        required = f"{name}(min_samples_required=...)"
+        self._min_samples = whole(required, min_samples_required, at_least=1)
         self._seen: dict[str, list[tuple[float, float]]] = {}
 
     def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Decision:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.checks import is_number, shown
+from hpctrain.checks import is_number, plain_number, shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.schedulers.explore import check_mutations, check_names, explore
 from hpctrain.tune.schedulers.scheduler import (
@@ -16,7 +16,8 @@ from hpctrain.tune.schedulers.scheduler import (
     Exploit,
     Population,
     TrialScheduler,
-    check_positive,
+    positive,
+    whole,
 )
 
 
@@ -90,12 +91,13 @@ class PopulationBasedTraining(TrialScheduler):
         seed: int = 0,
     ) -> None:
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)
-        check_positive(f"{_NAME}(perturbation_interval=...)", perturbation_interval)
+        self._interval = positive(f"{_NAME}(perturbation_interval=...)", perturbation_interval)
         if burn_in_period != 0:
-            check_positive(f"{_NAME}(burn_in_period=...)", burn_in_period)
-        _check_share("quantile_fraction", quantile_fraction, most=0.5)
-        _check_share("resample_probability", resample_probability, most=1)
-        _check_factors(perturbation_factors)
+            burn_in_period = positive(f"{_NAME}(burn_in_period=...)", burn_in_period)
+        self._share = _share("quantile_fraction", quantile_fraction, most=0.5)
+        self._resample_probability = _share("resample_probability", resample_probability, most=1)
+        self._factors = _factors(perturbation_factors)
+        self._seed = whole(f"{_NAME}(seed=...)", seed, at_least=0)
         if custom_explore_fn is not None and not callable(custom_explore_fn):
             raise ConfigError(
                 f"{_NAME}(custom_explore_fn={shown(custom_explore_fn)}): a function that is given "
@@ -107,19 +109,14 @@ class PopulationBasedTraining(TrialScheduler):
                 f"tune.loguniform(1e-4, 1e-1)}}, or custom_explore_fn=."
             )
         check_mutations(hyperparam_mutations or {})
-        self._interval = perturbation_interval
-        self._burn_in = burn_in_period
+        self._burn_in = plain_number(burn_in_period)
         self._mutations = dict(hyperparam_mutations or {})
-        self._share = quantile_fraction
-        self._resample_probability = resample_probability
-        self._factors = tuple(perturbation_factors)
         self._custom = custom_explore_fn
         self._synch = bool(synch)
-        self._seed = seed
         self._members: dict[str, _Member] = {}
         self._exploits: list[Exploit] = []
         self._population: Population | None = None
-        self._next_sync = max(perturbation_interval, burn_in_period)
+        self._next_sync = max(self._interval, self._burn_in)
 
     def check_sweep(self, space: Mapping[str, Any], search_alg: object) -> None:
         """Refuse hyperparameters that the space lacks, and search algorithms. Not collective."""
@@ -262,15 +259,16 @@ class PopulationBasedTraining(TrialScheduler):
 _NAME = PopulationBasedTraining.__name__
 
 
-def _check_share(name: str, value: object, *, most: float) -> None:
-    if not is_number(value) or not 0 <= value <= most:  # type: ignore[operator]
+def _share(name: str, value: Any, *, most: float) -> Any:
+    value = plain_number(value)
+    if not is_number(value) or not 0 <= value <= most:
         raise ConfigError(f"{_NAME}({name}={shown(value)}): a number from 0 to {most} is needed.")
+    return value
 
 
-def _check_factors(factors: object) -> None:
+def _factors(factors: object) -> tuple[float, ...]:
     if not isinstance(factors, (list, tuple)) or not factors:
         raise ConfigError(
             f"{_NAME}(perturbation_factors={shown(factors)}): some numbers are needed: (1.2, 0.8)."
         )
-    for factor in factors:
-        check_positive(f"{_NAME}(perturbation_factors=...): one", factor)
+    return tuple(positive(f"{_NAME}(perturbation_factors=...): one", each) for each in factors)

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from hpctrain.checks import check_choice, check_text, is_number, shown
+from hpctrain.checks import (
+    check_choice,
+    check_count,
+    check_text,
+    is_number,
+    plain_number,
+    shown,
+)
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import find_number
 
@@ -198,7 +205,28 @@ class FIFOScheduler(TrialScheduler):
         super().__init__()
 
 
-def check_positive(what: str, value: object) -> None:
-    """Refuse everything except numbers above 0."""
-    if not is_number(value) or not value > 0:  # type: ignore[operator]
+def positive(what: str, value: Any) -> Any:
+    """Return a number above 0, also one of numpy's, as one of Python's. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    value = plain_number(value)
+    if not is_number(value) or not value > 0:
         raise ConfigError(f"{what} is {shown(value)}. A number above 0 is needed.")
+    return value
+
+
+def whole(what: str, value: Any, *, at_least: int) -> Any:
+    """Return a whole number, also one of numpy's, as one of Python's. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, or too small.
+    """
+    value = plain_number(value)
+    check_count(what, value, at_least=at_least)
+    return value
