@@ -211,3 +211,72 @@ def test_a_configuration_that_cannot_be_proposed_again_is_named_and_not_learnt_f
         search.on_trial_complete("t0", {"loss": 1.0})
         assert "cannot propose the configuration of t0 again" in capsys.readouterr().err
         assert not [trial for trial in search._study.trials if trial.state.name == "COMPLETE"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sampler_that_counts_its_draws_goes_on_where_it_was() -> None:
+    import optuna
+
+    def begin() -> OptunaSearch:
+        search = OptunaSearch(sampler=optuna.samplers.QMCSampler(scramble=True, seed=3))
+        search.set_search_properties("loss", "min", SPACE)
+        return search
+
+    configs = propose(begin(), 6)
+    search = begin()
+    for number, config in enumerate(configs[:4]):
+        search.restore_trial(f"t{number}", config)
+    for number, config in enumerate(configs[:4]):
+        search.on_trial_complete(f"t{number}", {"loss": config["a"]["x"] ** 2})
+    again = propose(search, 2, first=4)
+    # Numbers are those of a search that was never interrupted; choices are drawn by chance.
+    assert [config["a"] for config in again] == [config["a"] for config in configs[4:]]
+    assert [config["q"] for config in again] == [config["q"] for config in configs[4:]]
+
+
+POINTS = [
+    {"a": {"x": 2.5, "log": 0.5}, "n": 8, "log_i": 16, "what": {"name": "adam"}, "constant": 7},
+    {"plain": None, "a/x": -1.0},
+]
+
+
+def test_points_of_ones_own_are_proposed_first_and_never_again() -> None:
+    def begin() -> OptunaSearch:
+        search = OptunaSearch(points_to_evaluate=POINTS, seed=1)
+        search.set_search_properties("loss", "min", SPACE)
+        return search
+
+    search = begin()
+    configs = propose(search, 4)
+    first, second = configs[:2]
+    assert first["a"] == {"x": 2.5, "log": 0.5}
+    assert (first["n"], first["log_i"], first["what"]) == (8, 16, {"name": "adam"})
+    assert (second["plain"], second["a"]["x"]) == (None, -1.0)
+    assert not [config for config in configs[2:] if config["a"]["x"] in (2.5, -1.0)]
+    restored = begin()
+    restored.restore_trial("t0", first)
+    (after, later) = propose(restored, 2, first=1)
+    assert after["a"]["x"] == -1.0
+    assert later["a"]["x"] not in (2.5, -1.0)
+    search.set_search_properties("loss", "min", SPACE)
+    assert propose(search, 1)[0]["a"]["x"] == 2.5, "a second sweep begins with them again"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ({"n": 4}, "a list of configurations is needed"),
+        ([3], "a list of configurations is needed"),
+        ([{"n": 4}, {"m": 4}], r"points_to_evaluate\[1\] has no parameter 'm'\. .*There are|mean"),
+        ([{"n": 5}], r"points_to_evaluate\[0\] has n=5, which param_space does not have"),
+        ([{"n": "4"}], "which param_space does not have"),
+        ([{"a": {"x": 99.0}}], "has a/x=99.0, which param_space does not have"),
+        ([{"what": {"name": "lion"}}], "which param_space does not have"),
+        ([{"plain": "gelu"}], "which param_space does not have"),
+        ([{"constant": 8}], "has constant=8, which is always 7 in param_space"),
+    ],
+)
+def test_a_point_that_is_not_in_the_space_is_refused(points: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OptunaSearch(points_to_evaluate=points).set_search_properties("loss", "min", SPACE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpctrain.checks import shown
@@ -16,9 +16,8 @@ from hpctrain.tune.search.parameters import (
     import_optuna,
     is_same,
 )
+from hpctrain.tune.search.points import by_path, check_points, choose_point
 from hpctrain.tune.search.searcher import Searcher
-from hpctrain.tune.variants import show_path
-from hpctrain.unresolved import children
 
 # Of numpy's RandomState, with which samplers draw.
 _SEEDS = 2**32
@@ -35,6 +34,8 @@ class OptunaSearch(Searcher):
         `hpctrain.tune.sample_from`.
     metric, mode
         As of `Searcher`.
+    points_to_evaluate
+        Configurations that are proposed first; what one leaves out is drawn.
     sampler
         One of ``optuna.samplers``. None: ``TPESampler(seed=seed)``.
     seed
@@ -49,7 +50,9 @@ class OptunaSearch(Searcher):
     -----
     A sweep that is restored does not draw again what it has drawn: the default sampler goes on with
     `seed` plus the number of trials there are, and a sampler of yours with a new seed
-    (``sampler.reseed_rng()``).
+    (``sampler.reseed_rng()``). One that counts its draws, such as ``QMCSampler``, would begin with
+    the first again: of yours, what was drawn before is asked for anew, once for each trial that
+    there was, so that it goes on where it was.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class OptunaSearch(Searcher):
         space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None] | None = None,
         metric: str | None = None,
         mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
         *,
         sampler: Any = None,
         seed: int | None = None,
@@ -74,12 +78,16 @@ class OptunaSearch(Searcher):
                 "yours its own, and leave seed out."
             )
         self._space = space
+        self._given_points = check_points(points_to_evaluate)
+        self._points: list[Mapping[str, Any]] = []
         self._sampler = sampler
         self._seed = seed
         self._parameters: dict[str, Parameter] = {}
         self._study: Any = None
         self._trials: dict[str, Any] = {}
         self._restored = 0
+        self._known: list[Mapping[str, Any]] = []
+        self._repeats_left = 0
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, space: Mapping[str, Any]
@@ -89,7 +97,7 @@ class OptunaSearch(Searcher):
         Raises
         ------
         ConfigError
-            If Optuna has no such distribution.
+            If Optuna has no such distribution, or the space no such point.
         """
         super().set_search_properties(metric, mode, space)
         optuna = import_optuna()
@@ -97,6 +105,14 @@ class OptunaSearch(Searcher):
             self._parameters = convert_space(space)
         elif isinstance(self._space, Mapping):
             self._parameters = {name: as_it_is(given) for name, given in self._space.items()}
+        if callable(self._space):
+            # What it asks for is not known before.
+            self._points = [dict(by_path(point)) for point in self._given_points]
+        else:
+            self._points = [
+                choose_point(point, self._parameters, space, number=number)
+                for number, point in enumerate(self._given_points)
+            ]
         self._study = optuna.create_study(
             direction="minimize" if self.mode == "min" else "maximize",
             sampler=self._sampler or optuna.samplers.TPESampler(seed=self._seed),
@@ -104,6 +120,33 @@ class OptunaSearch(Searcher):
 
     def suggest(self, trial_id: str) -> Mapping[str, Any]:
         """Return a configuration, by path of the parameter. Not collective."""
+        if self._points:
+            self._study.enqueue_trial(self._points.pop(0))
+            return self._ask(trial_id)
+        proposed = self._ask(trial_id)
+        while self._repeats_left and self._numbers(trial_id) in self._known:
+            self._repeats_left -= 1
+            failed = import_optuna().trial.TrialState.FAIL
+            self._study.tell(self._trials[trial_id], state=failed)
+            proposed = self._ask(trial_id)
+        return proposed
+
+    def _numbers(self, trial_id: str) -> Mapping[str, Any]:
+        """Return the numbers of a proposal, as they are in a config: what is even in the space."""
+        categorical = import_optuna().distributions.CategoricalDistribution
+        trial = self._trials[trial_id]
+        numbers = {
+            name: value
+            for name, value in trial.params.items()
+            if not isinstance(trial.distributions[name], categorical)
+        }
+        if not numbers:
+            return dict(trial.params)
+        # Those on a logarithmic scale with steps are rounded.
+        known = {name: self._parameters[name] for name in numbers if name in self._parameters}
+        return numbers | {name: each.value_of(numbers[name]) for name, each in known.items()}
+
+    def _ask(self, trial_id: str) -> Mapping[str, Any]:
         if callable(self._space):
             trial = self._trials[trial_id] = self._study.ask()
             constants = self._space(trial) or {}
@@ -146,23 +189,30 @@ class OptunaSearch(Searcher):
         more, and a warning names it.
         """
         self._restored += 1
+        # They were proposed first.
+        del self._points[:1]
         self._draw_on()
         try:
             if callable(self._space):
                 # What it asked for is in the config by the same names, wherever that is.
-                chosen = dict(_by_path(config))
+                chosen = dict(by_path(config))
             else:
                 chosen = {
                     name: parameter.choice_of(_find(config, name))
                     for name, parameter in self._parameters.items()
                 }
             self._study.enqueue_trial(chosen)
-            self.suggest(trial_id)
+            self._ask(trial_id)
             params = self._trials[trial_id].params
             changed = [name for name in params if not is_same(params[name], chosen.get(name))]
         # An index or a key that is not there, and a choice that Optuna does not know.
         except (AttributeError, LookupError, ValueError) as error:
             changed = [str(error)]
+        else:
+            if self._sampler is not None:
+                # It may count what it draws, and begin again with the first: QMCSampler does.
+                self._known.append(self._numbers(trial_id))
+                self._repeats_left += 1
         if changed:
             trial = self._trials.pop(trial_id, None)
             if trial is not None:
@@ -181,13 +231,6 @@ class OptunaSearch(Searcher):
         elif self._seed is not None:
             seed = (self._seed + self._restored) % _SEEDS
             self._study.sampler = import_optuna().samplers.TPESampler(seed=seed)
-
-
-def _by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield all that a configuration holds by its path, containers included."""
-    for key, item in children(value):
-        yield show_path((*path, key)), item
-        yield from _by_path(item, (*path, key))
 
 
 def _find(config: Any, name: str) -> Any:
