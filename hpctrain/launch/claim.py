@@ -21,6 +21,7 @@ from hpctrain.execute.process import process_start_time
 from hpctrain.own_files import DIRECTORY_MODE, create_file
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.files import fsync_directory
+from hpctrain.rundir.origin import Origin
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_job_id, is_time, parse_json, read_content
 
@@ -113,6 +114,21 @@ def release_claim(paths: RunPaths, claim: Claim) -> None:
         _release(path)
 
 
+def was_taken_over(paths: RunPaths, claim: Claim) -> bool:
+    """Return whether another process has released a claim of this one, which it took for dead.
+
+    Not collective. What cannot be read now has not changed, as far as is known.
+    """
+    try:
+        return read_content(paths.claim(claim.number) / _OWNER) != claim.owner
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            return _newest(paths) > claim.number
+    except OSError:
+        pass
+    return False
+
+
 def is_claimed(paths: RunPaths) -> bool:
     """Return whether a process holds the claim on a run. Not collective.
 
@@ -136,12 +152,13 @@ def _release(claim: Path) -> None:
 def _take(paths: RunPaths, patience_s: float) -> tuple[Path, bytes]:
     deadline = Deadline(patience_s, longest_gap_s=2 * _LAST_PAUSE_S)
     pause = _FIRST_PAUSE_S
-    owner = _describe_self()
     prepared = paths.root / f".claiming-{secrets.token_hex(8)}"
     while True:
         try:
             newest = _newest(paths)
             if newest == 0 or not _is_held(paths.claim(newest)):
+                # In each attempt: the directory may be another one than in the one before.
+                owner = _describe_self(paths.root)
                 _prepare(prepared, owner)
                 if _rename_to(paths, newest + 1, prepared, owner):
                     return paths.claim(newest + 1), owner
@@ -156,8 +173,8 @@ def _take(paths: RunPaths, patience_s: float) -> tuple[Path, bytes]:
         pause = min(pause * 1.5, _LAST_PAUSE_S)
 
 
-def _describe_self() -> bytes:
-    pid = os.getpid()
+def _describe_self(root: Path) -> bytes:
+    pid, found = os.getpid(), os.stat(root)
     owner = {
         "host": socket.gethostname(),
         "pid": pid,
@@ -167,6 +184,9 @@ def _describe_self() -> bytes:
         "job_id": environ.variable("SLURM_JOB_ID"),
         "restarts": environ.restart_count(),
         "cluster": environ.variable("SLURM_CLUSTER_NAME"),
+        "path": str(root.absolute()),
+        "device": found.st_dev,
+        "inode": found.st_ino,
     }
     return json.dumps(owner).encode()
 
@@ -207,9 +227,20 @@ def _is_held(claim: Path) -> bool:
         owner = _parse_owner(content)
     except ValueError:  # released, removed, damaged, or torn by a crash of its host
         return False
-    if owner["host"] != socket.gethostname():
+    is_here = owner["host"] == socket.gethostname()
+    if not _origin_of(owner, is_here=is_here).is_at(claim.parent):
+        # The directory is a copy, and its original is what is held.
+        return False
+    if not is_here:
         return True
     return bool(process_start_time(owner["pid"]) == owner["start"])
+
+
+def _origin_of(owner: dict[str, Any], *, is_here: bool) -> Origin:
+    path, device, inode = owner.get("path"), owner.get("device"), owner.get("inode")
+    if not isinstance(path, str) or not isinstance(device, int) or not isinstance(inode, int):
+        return Origin(path="", device=0, inode=0, is_of_this_host=is_here)
+    return Origin(path=path, device=device, inode=inode, is_of_this_host=is_here)
 
 
 def _parse_owner(content: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from hpctrain.errors import DamagedFileError
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.ledger import count_attempts, read_events
+from hpctrain.rundir.origin import Origin
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import damaged, is_job_id, is_time, misfits, read_object
 from hpctrain.rundir.states import TRANSITIONS, Action, RunEvent, RunState, next_state
@@ -115,23 +116,13 @@ class RunStatus:
 
     def is_of(self, root: Path) -> bool:
         """Return whether it is that of the run in a directory, and not of one that was copied."""
-        if not self.path:
-            return True
-        has_path = str(root.absolute()) == self.path
-        if has_path and self.owner_host != socket.gethostname():
-            return True
-        try:
-            here = os.stat(root)
-        except OSError:
-            # It is not known.
-            return True
-        # Other hosts give other numbers to devices, and this one does when they are mounted anew.
-        if here.st_dev != self.device and has_path:
-            return True
-        is_comparable = here.st_dev == self.device or self.owner_host != socket.gethostname()
-        return (is_comparable and here.st_ino == self.inode) or (
-            not has_path and _is_same(self.path, root)
+        origin = Origin(
+            path=self.path,
+            device=self.device,
+            inode=self.inode,
+            is_of_this_host=self.owner_host == socket.gethostname(),
         )
+        return origin.is_at(root)
 
 
 def write_status(paths: RunPaths, status: RunStatus) -> RunStatus:
@@ -288,10 +279,3 @@ def explain_gap(events: Sequence[Mapping[str, Any]], status: RunStatus) -> str |
     if has_ended and not any(event["event"] == "run-ended" for event in events):
         return "it does not say how the run ended"
     return None
-
-
-def _is_same(path: str, root: Path) -> bool:
-    try:
-        return os.path.samefile(path, root)
-    except OSError:
-        return False

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -228,3 +229,21 @@ def test_a_claim_of_this_host_is_held_as_long_as_its_process_lives(paths: RunPat
         claim = find_claim(paths)
         assert claim is not None
         assert not claim.was_left_by_job(lambda job_id: None)
+
+
+def test_the_claim_of_a_run_is_not_held_in_a_copy_of_its_directory(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    with claimed(paths):
+        copy = tmp_path / "copy"
+        shutil.copytree(paths.root, copy)
+        assert is_claimed(paths)
+        assert not is_claimed(RunPaths(copy))
+        with claimed(RunPaths(copy), patience_s=0):
+            assert is_claimed(RunPaths(copy))
+        assert is_claimed(paths)
+        # Moved, it is the same directory.
+        moved = tmp_path / "moved"
+        paths.root.rename(moved)
+        assert is_claimed(RunPaths(moved))
+        moved.rename(paths.root)
