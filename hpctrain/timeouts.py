@@ -402,6 +402,13 @@ TRIAL_STOP_S = Timeout(
     "its executor is ended, as by ``hpctrain cancel --now``",
 )
 
+EXACT_STOP_S = Timeout(
+    60.0,
+    "exact_stop",
+    "the executor, by a trial whose report meets ``RunConfig(stop={...})``",
+    "the trial goes on to its next report",
+)
+
 # --- Files ---
 STORAGE_FAILOVER_S = Timeout(
     20.0, "storage_failover", "a server of the filesystem, when an executor begins", "OSError"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpctrain.config import ExistingPolicy
 from hpctrain.errors import ConfigError
 from hpctrain.execute.fence import Fence
 from hpctrain.launch.claim import claimed, release_claims
@@ -25,7 +26,11 @@ from hpctrain.rundir.trust import check_run_directory
 _LONGEST_NAME = 200
 
 
-def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) -> Existing:
+def begin_or_find(
+    submission: Submission,
+    begin: Callable[[list[str]], None],
+    policy: ExistingPolicy | None = None,
+) -> Existing:
     """Begin a run, or find what is there under its name; return which of the two.
 
     Not collective.
@@ -35,6 +40,8 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
     begin
         Writes down that the run begins, given what has changed since it was begun; called while
         no other process can begin it.
+    policy
+        As in ``RunConfig(existing=...)``; None: the RunConfig's, or that of ``HPCTRAIN_EXISTING``.
 
     Raises
     ------
@@ -43,7 +50,7 @@ def begin_or_find(submission: Submission, begin: Callable[[list[str]], None]) ->
     LaunchError
         If another process is at it, and does not get further.
     """
-    paths, policy = submission.request.paths, policy_of(submission.request.run_config)
+    paths, policy = submission.request.paths, policy or policy_of(submission.request.run_config)
     life = LifeTest(paths, job_is_alive)
     while True:
         existing, changes = decide_on_existing(paths, submission.spec, life, policy)

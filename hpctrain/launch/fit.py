@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from hpctrain import environ
+from hpctrain.config import ExistingPolicy
 from hpctrain.errors import ConfigError
 from hpctrain.launch import inspection
 from hpctrain.launch.begin import begin_or_find
@@ -144,7 +145,12 @@ def submit(request: Request) -> RunHandle:
     return submit_prepared(prepare(request.named(), launcher, in_background=launcher != "slurm"))
 
 
-def submit_prepared(submission: Submission, *, slot: Mapping[str, str] | None = None) -> RunHandle:
+def submit_prepared(
+    submission: Submission,
+    *,
+    slot: Mapping[str, str] | None = None,
+    policy: ExistingPolicy | None = None,
+) -> RunHandle:
     """Begin what is prepared as `submit` does, or find what is there under its name.
 
     Not collective.
@@ -153,6 +159,8 @@ def submit_prepared(submission: Submission, *, slot: Mapping[str, str] | None = 
     ----------
     slot
         Variables of a run in the background that begins at once; None if it waits for its turn.
+    policy
+        As of `begin_or_find`.
 
     Raises
     ------
@@ -160,7 +168,7 @@ def submit_prepared(submission: Submission, *, slot: Mapping[str, str] | None = 
         As of `submit`.
     """
     in_background = submission.plan.launcher != "slurm"
-    existing = _begin_or_find(submission, in_background=in_background, slot=slot)
+    existing = _begin_or_find(submission, in_background=in_background, slot=slot, policy=policy)
     paths = submission.request.paths
     if environ.detach_requested() and existing is not Existing.FINISHED:
         from hpctrain.launch.detach import print_job_id
@@ -187,6 +195,7 @@ def _begin_or_find(
     in_background: bool = False,
     slot: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,
+    policy: ExistingPolicy | None = None,
 ) -> Existing:
     """Begin the run unless it is there; return which of both it was.
 
@@ -207,7 +216,7 @@ def _begin_or_find(
     check_run_directory(request.paths.root)
     _await_submission(request.paths)
     begin = partial(_begin, submission, in_background=in_background, slot=slot, before=before)
-    existing = begin_or_find(submission, begin)
+    existing = begin_or_find(submission, begin, policy)
     if existing is Existing.FINISHED and request.run_config.verbose:
         log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
     return existing
@@ -220,6 +229,7 @@ def prepare(
     in_background: bool = False,
     share: Mapping[str, AllocatedNode] | None = None,
     files: ModuleFiles | None = None,
+    stops_exactly: bool = False,
 ) -> Submission:
     """Return a request that is ready to be launched. Not collective. Nothing is written.
 
@@ -229,7 +239,7 @@ def prepare(
         Whether the executor is to run in a process of its own where there is no job for it.
     share
         What the run has of nodes of the allocation, beside other runs; None is all of them.
-    files
+    files, stops_exactly
         As of `make_spec`.
 
     Raises
@@ -240,7 +250,9 @@ def prepare(
     if launcher == "slurm":
         request = override_slurm(request, environ.slurm_overrides())
     plan, site = make_plan(request, launcher, share=share)
-    spec = make_spec(request, plan, in_background=in_background, files=files)
+    spec = make_spec(
+        request, plan, in_background=in_background, files=files, stops_exactly=stops_exactly
+    )
     return Submission(request=request, plan=plan, site=site, spec=spec)
 
 

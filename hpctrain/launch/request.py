@@ -252,6 +252,7 @@ def make_spec(
     *,
     in_background: bool = False,
     files: ModuleFiles | None = None,
+    stops_exactly: bool = False,
 ) -> RunSpec:
     """Return what every rank runs. Not collective.
 
@@ -261,6 +262,8 @@ def make_spec(
         Whether the executor is to run in a process of its own where there is no job for it.
     files
         The user's modules as they were read for another run of the same code; None reads them now.
+    stops_exactly
+        Whether ``RunConfig(stop={...})`` ends the run with the report that meets it.
 
     Raises
     ------
@@ -308,12 +311,17 @@ def make_spec(
             max_bytes_per_s=sync.max_bytes_per_s,
             in_container=plan.container is not None,
             preload=tuple(request.worker_spec.backend_config.preload),
+            stops_at=_goals_of(request.run_config) if stops_exactly else None,
         ),
         worker=worker,
         executor=executor,
         sources=_pack_sources(request.run_config, finder, executor),
         validation=validation,
     )
+
+
+def _goals_of(run_config: RunConfig) -> Mapping[str, float] | None:
+    return dict(run_config.stop) if isinstance(run_config.stop, Mapping) else None
 
 
 def fingerprint_of(request: Request, worker: bytes, digests: Mapping[str, str]) -> str:

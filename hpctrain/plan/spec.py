@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import io
 import pickle
 import sys
@@ -50,6 +51,8 @@ class RankSettings:
     """Whether ranks run in a container, which has other packages than the executor."""
     preload: tuple[str, ...] = ()
     """Modules that one process of a node may import for all of its ranks."""
+    stops_at: Mapping[str, float] | None = None
+    """Stop criteria at whose report ranks wait for the executor; None: they go on meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +301,9 @@ def _unpicklable(value: Any, *, above: frozenset[int] = frozenset()) -> list[str
 def _captured(value: Any) -> list[tuple[str, Any]]:
     """Return the objects that `value` refers to, with a name for each."""
     if isinstance(value, WorkerSpec):
-        parts = _captured(value.train_loop)
+        loop = value.train_loop
+        # One that calls the user's function has it as functools.wraps() says.
+        parts = _captured(loop if isinstance(loop, FunctionType) else inspect.unwrap(loop))
         for label, mapping in (
             ("train_loop_config", value.train_loop_config),
             ("datasets", value.datasets),

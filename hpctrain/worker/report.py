@@ -15,6 +15,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.channel import Channel
 from hpctrain.worker.collective_count import CollectiveCount
 from hpctrain.worker.commits import Commits, Verdict
+from hpctrain.worker.exact_stop import ExactStop
 from hpctrain.worker.metrics import MetricsFile, encode_line, encode_metrics
 from hpctrain.worker.part_writer import PartWriter
 from hpctrain.worker.report_count import ReportCount
@@ -86,6 +87,7 @@ class Session:
         self._collectives = CollectiveCount(channel)
         self._leave: Mapping[str, Any] | None = None
         self._beat_at = 0.0
+        self._goals: ExactStop | None = None
         self._metrics = MetricsFile(paths.metrics) if world.world_rank == 0 else None
 
     @property
@@ -141,6 +143,9 @@ class Session:
             if upload.is_behind:
                 self._commits.wait_for_room()
         number = self._count.begin()
+        if self._goals is not None and self._goals.is_met(number, content):
+            # Before the executor can answer.
+            self._count.promise()
         if upload is None:
             line = encode_line(number, self.world.attempt, b"null", content, lacks=lacks)
             self._append(line)
@@ -174,6 +179,11 @@ class Session:
             finally:
                 self._channel.progress("phase", phase="training")
         self.parts.copy_artifacts()
+
+    def stop_exactly(self, goals: Mapping[str, float]) -> None:
+        """Let a report that meets a stop criterion be the last one."""
+        world = self.world
+        self._goals = ExactStop(goals, rank=world.world_rank, first=self._count.begun)
 
     def heartbeat(self) -> None:
         """Report that this rank makes progress, once a second at most."""

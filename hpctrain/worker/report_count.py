@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from hpctrain import timeouts
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import wait_for
 
@@ -30,6 +31,7 @@ class ReportCount:
         self._timeout_s = timeout_s
         self._turn = threading.Condition()
         self._frozen = False
+        self._promised = False
         # After which report should_stop() is true; after which those are unwound who never ask; and
         # after which the training function was notified.
         self._stop_at: int | None = None
@@ -60,6 +62,7 @@ class ReportCount:
             If the last report has been made.
         """
         with self._turn:
+            self._await_answer()
             # For the moment in which the executor asks all ranks how far they are.
             if not wait_for(self._turn, lambda: not self._frozen, self._timeout_s):
                 raise CheckpointError(
@@ -77,19 +80,41 @@ class ReportCount:
 
     def should_stop_after(self, report: int) -> bool:
         """Return whether this rank stops after `report`, and notify the training function of it."""
+        with self._turn:
+            if report >= self.begun:
+                self._await_answer()
         first = self._stop_at if self._notified_at is None else self._notified_at
         stop = first is not None and report >= first
         if stop and self._notified_at is None:
             self._notified_at = report
         return stop
 
+    def promise(self) -> None:
+        """Begin no further report before the executor has seen the last one, which ends the run.
+
+        Not collective. The promise is made before that report is sent.
+        """
+        with self._turn:
+            self._promised = self._stop_at is None and self._end_at is None
+
+    def _await_answer(self) -> None:
+        """Wait for the answer to what was promised; the lock is held."""
+        timeout_s = min(timeouts.EXACT_STOP_S, self._timeout_s)
+        if self._promised and not wait_for(self._turn, lambda: not self._promised, timeout_s):
+            # The executor does not see it in this way.
+            self._promised = False
+
     # Called from the thread of the link.
 
     def freeze(self) -> int:
-        """Promise to begin no further report before `stop_after`; return the last one begun."""
+        """Promise to begin no further report before `stop_after`; return the last one begun.
+
+        Not collective. Ranks stop one report later: their functions may have asked after the last
+        one already. Of one that meets the criterion they have not, and the one before is returned.
+        """
         with self._turn:
             self._frozen = True
-            return self.begun
+            return self.begun - 1 if self._promised else self.begun
 
     def stop_after(self, report: int | None, *, unwind: bool = True) -> None:
         """Go on until `report`; see `Session.stop_after`."""
@@ -99,5 +124,5 @@ class ReportCount:
                 self._stop_at = report
             if self._end_at is None and unwind:
                 self._end_at = report
-            self._frozen = False
+            self._frozen = self._promised = False
             self._turn.notify_all()

@@ -108,6 +108,8 @@ def run_training(
         max_writers=settings.max_writers if limited else None,
         max_bytes_per_s=settings.max_bytes_per_s,
     )
+    if settings.stops_at:
+        session.stop_exactly(settings.stops_at)
     if settings.scratch_dir is not None:
         session.parts.use_scratch(
             environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts
