@@ -20,6 +20,7 @@ _EXPORT = "export to Parquet, and read_parquet() it."
 _CONVERT = "convert the files to Parquet or HDF5 once."
 _WRITERS = "write_parquet(), write_hdf5(), write_csv() and write_numpy() write files."
 _TUNE_STATUS = "RunConfig(verbose=1) shows the trials, and so does hpctrain tune status."
+_STOP = "use RunConfig(stop={'training_iteration': 10}), or a function of report and metrics."
 _OWN_AGGREGATE = "groupby(keys).map_groups(function) computes anything of each group."
 _CATALOG = "the files of a catalog are read by their paths."
 
@@ -194,6 +195,16 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "run_experiments": "use a Tuner for each.",
     },
     **_OTHER_SEARCHES,
+    "hpctrain.tune.stopper": {
+        "CombinedStopper": "a dict of RunConfig(stop=...) may have several criteria.",
+        "ExperimentPlateauStopper": "use TuneConfig(time_budget_s=...), or a TrialScheduler.",
+        "FunctionStopper": "RunConfig(stop=...) takes the function itself: report, metrics.",
+        "MaximumIterationStopper": _STOP,
+        "Stopper": _STOP,
+        "TimeoutStopper": "use TuneConfig(time_budget_s=...).",
+        "TrialPlateauStopper": "RunConfig(stop=...) takes a function of report and metrics, which "
+        "may keep what it has seen; or use MedianStoppingRule.",
+    },
     "hpctrain.tune.schedulers": {
         "create_scheduler": "construct it: hpctrain.tune.schedulers.ASHAScheduler().",
         **dict.fromkeys(
@@ -231,6 +242,7 @@ INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "RunConfig": {
         "local_dir": "give storage_path=, a directory that all nodes see.",
+        "log_to_file": "the output of each rank is a file already: hpctrain logs.",
         "progress_reporter": "it is Ray Tune's; verbose=1 shows the progress.",
         "storage_filesystem": "give storage_path=, a directory that all nodes see.",
         "worker_runtime_env": "ranks have the environment of the script; "
@@ -247,6 +259,14 @@ INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
         "sync_period": _SYNC,
         "syncer": _SYNC,
         "upload_dir": "give RunConfig(storage_path=...).",
+    },
+    "TuneConfig": {
+        "chdir_to_trial_dir": "trials run in the directory of the script; "
+        "hpctrain.get_context().get_trial_dir() is that of the trial.",
+        "reuse_actors": "each trial is a run of its own.",
+        "trial_dirname_creator": "the directories are trial_00000, trial_00001, ...",
+        "trial_name_creator": "trials are trial_00000, trial_00001, ...; their configurations are "
+        "listed by hpctrain tune status.",
     },
     "ValidationConfig": {
         "ray_remote_kwargs": "the validation runs in a process of its own on the node of the "

@@ -329,12 +329,17 @@ _COMPARISON = (
     ("differences", "array of difference", "what differs, as of ``diff``"),
     ("error", "string|null", "why that is not known"),
 )
+_STATES_OF_SWEEP = (
+    "``running``, ``ended``, ``stopped``: by ``hpctrain tune stop``, or ``interrupted``: its tuner "
+    "stopped or died"
+)
 _SWEEP = (
     _FORMAT,
     ("name", "string", "name of the sweep"),
     ("path", "string", "its directory"),
-    ("state", "string", "``running``, ``ended``, or ``interrupted``: its tuner stopped or died"),
+    ("state", "string", _STATES_OF_SWEEP),
     ("reason", "string|null", "why it ended early"),
+    ("copy_of", "string|null", "the directory that it was copied from"),
     ("metric", "string|null", "``TuneConfig(metric=...)``"),
     ("mode", "string|null", "``min`` or ``max``"),
     ("seed", "integer|null", "seed of its draws"),
@@ -354,6 +359,17 @@ _TRIAL = (
     ("metrics", "object", "rank 0's metrics of that report"),
     ("reason", "string|null", "why it was stopped, or failed"),
 )
+_SWEPT = (
+    ("trials", "integer", "how many have been made"),
+    ("running", "integer", "how many run"),
+    ("waiting", "integer", "how many wait, or are paused"),
+    ("finished", "integer", "how many have finished, or were stopped"),
+    ("failed", "integer", "how many have failed"),
+    ("metric", "string|null", "by which trials are compared"),
+    ("mode", "string|null", "``min`` or ``max``"),
+    ("best", "string|null", "name of the trial with the best last value"),
+    ("value", "number|null", "its value"),
+)
 _BEST = (
     _FORMAT,
     ("trial", "string", "name of the best trial"),
@@ -365,7 +381,7 @@ _BEST = (
 _REPORTED_SWEEP = (
     ("name", "string", "name of the sweep"),
     ("path", "string", "its directory"),
-    ("state", "string", "``running``, ``ended``, or ``interrupted``: its tuner stopped or died"),
+    ("state", "string", _STATES_OF_SWEEP),
     ("reason", "string|null", "why it ended early"),
     ("metric", "string|null", "by which trials are compared"),
     ("mode", "string|null", "``min`` or ``max``"),
@@ -402,7 +418,7 @@ _EXPORTED_SWEEP = (
 
 FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "status": (*_STATUS, *_LIVE),
-    "list": _STATUS,
+    "list": (*_STATUS, ("sweep?", "swept", "of a sweep, which is listed among runs, its trials")),
     "wait": (*_STATUS, ("exit_code", "integer", "exit code of this command")),
     "checkpoints": (
         _FORMAT,
@@ -439,6 +455,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "saved checkpoint": _SAVED_CHECKPOINT,
     "comparison": _COMPARISON,
     "node": _NODE,
+    "swept": _SWEPT,
     "goal": _GOAL,
     "slow rank": _SLOW_RANK,
     "node use": _NODE_USE,
@@ -504,4 +521,4 @@ def _type(kind: str) -> dict[str, Any]:
     if not array and item:
         items = schema(item) if item in FIELDS else {"type": [item]}
         return {"type": ["array"], "items": items}
-    return {"type": kind.split("|")}
+    return schema(kind) if kind in FIELDS else {"type": kind.split("|")}

@@ -11,7 +11,8 @@ import typer
 from hpctrain.cli.options import JsonOption
 from hpctrain.cli.tune_export import export
 from hpctrain.cli.tune_logs import logs
-from hpctrain.cli.tune_sweep import SweepArgument, TrialArgument, find_trial, read_sweep
+from hpctrain.cli.tune_stop import stop
+from hpctrain.cli.tune_sweep import SweepArgument, read_sweep
 
 if TYPE_CHECKING:
     from hpctrain.result import Result
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hpctrain.tune.trial import Trial
 
 tune_app = typer.Typer(
-    help="Look at the trials of a sweep, export their reports, or stop one.",
+    help="Look at the trials of a sweep, export their reports, or stop them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -106,42 +107,14 @@ def best(
     print(render_best(result, width=width_of_output()))
 
 
-@tune_app.command()
-def stop(
-    sweep: SweepArgument,
-    trial: TrialArgument,
-    now: Annotated[
-        bool, typer.Option("--now", help="End it at once, without a last checkpoint.")
-    ] = False,
-) -> None:
-    """Stop a trial at its next report; its results so far count, and the sweep goes on."""
-    from hpctrain.cli.exit_codes import say
-    from hpctrain.launch.cancel import cancel_run
-    from hpctrain.rundir.status import read_status
-    from hpctrain.tune.ledger import SweepPaths
-    from hpctrain.tune.place import mark_stopped
-
-    run, found = find_trial(sweep, trial)
-    if found.state.value == "PAUSED":
-        say(f"{trial} is paused, and goes on when it has a slot. Stop it then.")
-        return
-    status = read_status(run)
-    if status is None or status.state.is_final:
-        state = "has not begun" if status is None else f"is {status.state.value}"
-        say(f"{trial} {state}; there is nothing to stop.")
-        return
-    mark_stopped(SweepPaths(root=run.root.parent), trial)
-    cancel_run(run, now=now)
-    say(f"{trial} was ended." if now else f"asked {trial} to stop at its next report.")
-
-
 tune_app.command()(export)
 tune_app.command()(logs)
+tune_app.command()(stop)
 
 
 def to_json(paths: SweepPaths, record: SweepRecord) -> dict[str, Any]:
     """Return the object that ``--json`` prints. Not collective."""
-    from hpctrain.tune.place import find_state
+    from hpctrain.tune.place import find_original, find_state
 
     reason = None if record.ended is None else record.ended.get("reason")
     return {
@@ -149,6 +122,7 @@ def to_json(paths: SweepPaths, record: SweepRecord) -> dict[str, Any]:
         "path": str(paths.root),
         "state": find_state(paths, record),
         "reason": reason or None,
+        "copy_of": find_original(paths, record),
         "metric": record.started.get("metric"),
         "mode": record.started.get("mode"),
         "seed": record.started.get("seed"),
@@ -226,8 +200,10 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
     line += f" ({counts})" if counts else ""
     if found["reason"]:
         line += f"; {found['reason']}"
+    if found["copy_of"]:
+        line += f"; a copy of {found['copy_of']}"
     line = _wrap(line, width, indent=2)
-    if found["state"] == "interrupted":
+    if found["state"] in ("interrupted", "stopped"):
         line += f"\ngo on with: Tuner.restore({found['path']!r}, trainable).fit()"
     return line
 
@@ -241,7 +217,7 @@ def _row(trial: dict[str, Any]) -> list[str]:
         str(trial["reports"]),
         format_metrics(trial["config"]),
         (trial["reason"] or "").split("\n")[0]
-        if trial["state"] == "ERROR"
+        if trial["state"] == "ERROR" or not trial["metrics"]
         else format_metrics(trial["metrics"], most=3),
     )
     return [one_line(cell) for cell in cells]

@@ -40,6 +40,11 @@ class SweepPaths:
         """Search space and settings, a pickle."""
         return self.root / "tuner.pkl"
 
+    @property
+    def alive(self) -> Path:
+        """What the tuner writes every two seconds, so that other hosts see that it lives."""
+        return self.root / ".tuner"
+
     def config(self, trial_id: str, number: int = 0) -> Path:
         """Return the file of a configuration that JSON cannot hold, a pickle.
 
@@ -50,9 +55,19 @@ class SweepPaths:
         """
         return self.root / "configs" / f"{trial_id}{f'-{number}' if number else ''}.pkl"
 
+    @property
+    def stop_request(self) -> Path:
+        """Its existence asks the tuner to stop the sweep, as that of a run asks its executor."""
+        return self.root / "stop"
+
+    @property
+    def stopped(self) -> Path:
+        """Directory of the trials that a person has stopped."""
+        return self.root / "stopped"
+
     def stop_mark(self, trial_id: str) -> Path:
         """Return the file that says that a person has stopped a trial, for good."""
-        return self.root / "stopped" / trial_id
+        return self.stopped / trial_id
 
     def run(self, trial_id: str) -> Path:
         """Return the run directory of a trial."""
@@ -134,6 +149,10 @@ class SweepRecord:
     """By name, in the order in which they were made."""
     ended: Mapping[str, Any] | None = None
     """The event of the end; None if the sweep goes on, or its tuner died."""
+    path: str = ""
+    """Directory of the sweep when it was last begun or restored; empty if that is not known."""
+    job_id: str | None = None
+    """Job of Slurm in which that was; None if it was in none."""
     in_pickles: frozenset[tuple[str, int]] = frozenset()
     """Configurations that the ledger only has for people to read: name of the trial, and number
     of the transfer that it came with (0: the first one)."""
@@ -169,13 +188,15 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
     started: Mapping[str, Any] | None = None
     ended: Mapping[str, Any] | None = None
     trials: dict[str, Trial] = {}
-    in_pickles = set()
+    in_pickles, path, job_id = set(), "", None
     for event in events:
         kind, trial = event["event"], trials.get(event.get("trial", ""))
         if kind == "sweep-started":
-            started = started or event
+            started, path = started or event, event.get("path", path)
+            job_id = event.get("job_id")
         elif kind == "sweep-restored":
-            ended = None
+            ended, path = None, event.get("path", path)
+            job_id = event.get("job_id")
         elif kind == "sweep-ended":
             ended = event
         elif kind == "trial-added" and trial is None:
@@ -204,7 +225,12 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
     if started is None:
         return None
     return SweepRecord(
-        started=started, trials=trials, ended=ended, in_pickles=frozenset(in_pickles)
+        started=started,
+        trials=trials,
+        ended=ended,
+        path=path,
+        job_id=job_id,
+        in_pickles=frozenset(in_pickles),
     )
 
 
@@ -296,10 +322,11 @@ _KINDS: Mapping[str, Any] = {
     "trial": str,
     "config": dict,
     "metrics": dict,
+    "path": str,
     "gpus": list,
     "nodes": dict,
     "reports": int,
-    **dict.fromkeys(("reason", "metric", "mode"), (str, type(None))),
+    **dict.fromkeys(("reason", "metric", "mode", "job_id"), (str, type(None))),
     "seed": (int, type(None)),
     **dict.fromkeys(("donor", "checkpoint"), str),
     **dict.fromkeys(("number", "iteration", "report", "attempt"), int),

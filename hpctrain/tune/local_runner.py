@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,9 +30,14 @@ from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.clones import Clones
 from hpctrain.tune.code_changes import CodeChanges
 from hpctrain.tune.ledger import SweepPaths
+from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
 from hpctrain.tune.trial import Origin, Transfer, Trial
+
+_LOOK_INTERVAL_S = 0.5
+_QUIET_S = 3.0
+_MOST_NAMED = 8
 
 
 @dataclass(kw_only=True)
@@ -96,6 +102,8 @@ class LocalRunner:
             share=self._share_of(trial, trainer.scaling_config),
             # All trials run the same code, whatever is edited while the sweep goes on.
             files=self._files if trainer.run_config.snapshot else None,
+            # As in Ray Tune, where the next report begins when the driver has seen the last one.
+            stops_exactly=True,
         )
 
     def start(self, trial: Trial) -> None:
@@ -111,14 +119,39 @@ class LocalRunner:
         submission = self.prepare(trial)
         self._changes.show(trial, submission.spec)
         paths = submission.request.paths
-        # The sweep itself left it before its job was queued again, or a person before a retry.
-        for left in (paths.stop_request, _stop_mark(paths)):
-            with suppress(OSError):
-                left.unlink(missing_ok=True)
-        submit_prepared(submission, slot=variables)
+        # The sweep itself left it before its job was queued again.
+        with suppress(OSError):
+            paths.stop_request.unlink(missing_ok=True)
+        # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
+        submit_prepared(submission, slot=variables, policy="auto")
         # What was seen of an executor before says nothing about this one.
         watch = self._watch(trial)
         watch.life = LifeTest(watch.paths, job_is_alive)
+
+    def watch(self, trials: Sequence[Trial]) -> None:
+        """Look at runs until it is known of each whether it goes on. Not collective.
+
+        Those of another host are watched at the same time.
+        """
+        begun, has_said = time.monotonic(), False
+        unknown = list(trials)
+        while unknown := [trial for trial in unknown if self._is_unknown(trial)]:
+            if not has_said and time.monotonic() - begun >= _QUIET_S:
+                has_said = True
+                log(
+                    f"{len(unknown)} trials run on another host, or their executors have died: "
+                    f"{', '.join(trial.trial_id for trial in unknown[:_MOST_NAMED])}. Waiting for "
+                    f"them to write status.json, for twice the node_timeout_s of their "
+                    f"FailureConfig at most."
+                )
+            time.sleep(_LOOK_INTERVAL_S)
+
+    def _is_unknown(self, trial: Trial) -> bool:
+        watch = self._watch(trial)
+        status = read_status(watch.paths)
+        if status is None or status.state.is_final:
+            return False
+        return watch.life.look(status) is None
 
     def attach(self, trial: Trial) -> bool:
         """Return whether the run of a trial goes on, or has come to an end by itself.
@@ -131,7 +164,7 @@ class LocalRunner:
             return False
         if status.state is RunState.STOPPED:
             return _stop_mark(watch.paths).exists()
-        # A process of another host is watched until it is known.
+        # A process of another host is watched until it is known; mostly `watch` has done so.
         if status.state.is_final or watch.life.watch() or _is_final(watch.paths):
             return True
         # So that a restart need not watch once more.
@@ -163,8 +196,7 @@ class LocalRunner:
             return Look(reports=reports)
         end = _end_of(watch.paths, status, has_died=has_died)
         if (end.was_stopped or has_died) and _stop_mark(watch.paths).exists():
-            reason = "stopped by hpctrain tune stop"
-            end = End(failed=False, was_stopped=True, is_for_good=True, reason=reason)
+            end = End(failed=False, was_stopped=True, is_for_good=True, reason=REASON)
         return Look(reports=reports, end=end)
 
     def find_saved(self, trial: Trial) -> Saved | None:

@@ -17,25 +17,28 @@ from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.claim import claimed, find_claim, release_claim
 from hpctrain.launch.fit import refuse_nested_fit
-from hpctrain.launch.life import job_is_alive
 from hpctrain.launch.request import choose_launcher
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
-from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE
+from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import read_allocation
 from hpctrain.tune.ledger import SweepPaths, SweepRecord
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
+from hpctrain.tune.person_stops import read_stop_request
 from hpctrain.tune.slots import Capacity, Slots
+from hpctrain.tune.tuner_life import TunerLife, has_life, shown_alive
 from hpctrain.worker.bootstrap import visible_gpus
 
 _SECONDS_OF_A_CLAIM = 5.0
 
 
 @contextlib.contextmanager
-def held(paths: SweepPaths) -> Iterator[None]:
+def held(paths: SweepPaths) -> Iterator[TunerLife]:
     """Hold a sweep for the time of the block: no other process runs it. Not collective.
+
+    A tuner of another host that shows no sign of life does not hold it any more.
 
     Raises
     ------
@@ -44,19 +47,14 @@ def held(paths: SweepPaths) -> Iterator[None]:
     """
     root = RunPaths(paths.root)
     claim = find_claim(root) if paths.events.exists() else None
-    if claim is not None and claim.was_left_by_job(job_is_alive):
+    if claim is not None and not has_life(paths, claim):
         release_claim(root, claim)
         claim = None
     if claim is not None:
         owner = json.loads(claim.owner)
-        gone = (
-            ""
-            if claim.is_here
-            else f"   If that process is gone: rm -r {shlex.quote(str(root.claim(claim.number)))}"
-        )
         raise ConfigError(
             f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root}. Look at it "
-            f"with: hpctrain tune status {shlex.quote(str(paths.root))}{gone}"
+            f"with: hpctrain tune status {shlex.quote(str(paths.root))}"
         )
     with errors_of_storage(root):
         try:
@@ -64,32 +62,31 @@ def held(paths: SweepPaths) -> Iterator[None]:
             stack.enter_context(claimed(root, patience_s=_SECONDS_OF_A_CLAIM))
         except LaunchError as error:
             raise ConfigError(f"another process begins the sweep {paths.root}.") from error
-    with stack:
-        yield
-
-
-def mark_stopped(paths: SweepPaths, trial_id: str) -> None:
-    """Note that a person stops a trial for good, whether a tuner sees it or not. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If the directory of the sweep cannot be written.
-    """
-    mark = paths.stop_mark(trial_id)
-    with errors_of_storage(RunPaths(paths.root)):
-        mark.parent.mkdir(DIRECTORY_MODE, exist_ok=True)
-        mark.touch(FILE_MODE)
+    with stack, shown_alive(paths) as life:
+        yield life
 
 
 def find_state(paths: SweepPaths, record: SweepRecord) -> str:
-    """Return whether a sweep is ``running``, ``ended`` or ``interrupted``. Not collective.
+    """Return whether a sweep is ``running``, ``ended``, ``stopped`` or ``interrupted``.
 
-    It is interrupted if its tuner stopped or died before the end.
+    Not collective. It is stopped if a person has done so, and interrupted if its tuner stopped or
+    died before the end.
     """
     if find_claim(RunPaths(paths.root)) is not None:
         return "running"
-    return "interrupted" if record.ended is None else "ended"
+    if record.ended is not None:
+        return "ended"
+    return "interrupted" if read_stop_request(paths) is None else "stopped"
+
+
+def find_original(paths: SweepPaths, record: SweepRecord) -> str | None:
+    """Return the directory that the files of a sweep were copied from; None if they were not.
+
+    Not collective. One whose original is gone was moved.
+    """
+    if not record.path or record.path == str(paths.root) or not os.path.isdir(record.path):
+        return None
+    return None if os.path.samefile(record.path, paths.root) else record.path
 
 
 def begin_anew(paths: SweepPaths) -> None:
@@ -99,7 +96,7 @@ def begin_anew(paths: SweepPaths) -> None:
     aside = paths.root.with_name(f"{paths.root.name}.{stamp}-{secrets.token_hex(2)}")
     aside.mkdir(DIRECTORY_MODE)
     for entry in sorted(paths.root.iterdir()):
-        if not entry.name.startswith(".claim"):
+        if not entry.name.startswith(".claim") and entry != paths.alive:
             os.rename(entry, aside / entry.name)
     log(f"beginning sweep {paths.root.name} anew; the earlier one was moved to {aside}")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.checks import check_choice
 from hpctrain.errors import ConfigError, RunStoppedError, TrainingFailedError
+from hpctrain.log import log
 from hpctrain.metric_names import all_names, explain_unknown, find_number, has_metric
 from hpctrain.result import Result
 from hpctrain.rundir.display import flatten
@@ -24,6 +25,7 @@ from hpctrain.tune.trial import Trial, TrialState
 if TYPE_CHECKING:
     import pandas
 
+_MOST_NAMED = 4
 _SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 
@@ -116,6 +118,8 @@ class ResultGrid:
         metric, mode = metric or self._metric, mode or self._mode
         if len(self) == 1:
             # As in Ray Tune: there is nothing to compare.
+            if why := self._explain_silence():
+                log(f"warning: {why}")
             return self[0]
         if metric is None or mode is None:
             raise ConfigError(
@@ -133,9 +137,24 @@ class ResultGrid:
             known = {name for result in self for name in all_names(result.metrics)}
             raise ConfigError(
                 f"no trial in {self.experiment_path} has a value of {metric!r} to compare. "
-                f"{explain_unknown(metric, known)}"
+                + (self._explain_silence() or explain_unknown(metric, known))
             )
         return self[min(scores)[1]]
+
+    def _explain_silence(self) -> str:
+        """Return which trials have finished without a report; empty if there are none."""
+        silent = [
+            trial.trial_id
+            for trial, result in zip(self._trials, self, strict=True)
+            if trial.state is TrialState.TERMINATED and not result.metrics
+        ]
+        if not silent:
+            return ""
+        more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
+        return (
+            f"{', '.join(silent[:_MOST_NAMED])}{more} ended without a report: the function has to "
+            f"call hpctrain.report({{...}}), or to return a dict of metrics."
+        )
 
     def get_dataframe(
         self, filter_metric: str | None = None, filter_mode: str | None = None

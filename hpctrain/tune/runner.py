@@ -69,6 +69,9 @@ class TrialRunner(Protocol):
     def start(self, trial: Trial) -> None:
         """Begin the run of a trial, or resume it from its checkpoint; returns at once."""
 
+    def watch(self, trials: Sequence[Trial]) -> None:
+        """Look at trials, all at the same time, until `attach` knows of each what it does."""
+
     def attach(self, trial: Trial) -> bool:
         """Return whether a run that was begun goes on, or has come to an end by itself."""
 

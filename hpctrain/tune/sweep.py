@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, TrainingFailedError
+from hpctrain.errors import (
+    ConfigError,
+    HpctrainError,
+    RunStoppedError,
+    SupersededError,
+    TrainingFailedError,
+)
 from hpctrain.log import log
 from hpctrain.tune.adoption import replay
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
 from hpctrain.tune.node_slots import NodeSlots
+from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.queue import Queue
 from hpctrain.tune.runner import End, Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
@@ -19,7 +26,7 @@ from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.stops import Stops
-from hpctrain.tune.sweep_lines import describe_end, describe_values
+from hpctrain.tune.sweep_lines import describe_end, describe_values, explain_silence
 from hpctrain.tune.sweep_rules import SweepRules, check_metrics
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
@@ -50,7 +57,14 @@ class Sweep:
     show
         Is sent a line when a trial begins or ends.
     why_leave
-        Returns why the job of this process is about to end; empty as long as it is not.
+        Returns why the sweep is to stop, and to go on later: the job of this process is about to
+        end, or a person has asked for it; empty as long as it is not.
+    find_stopped
+        Returns the names of the trials that a person has stopped for good.
+    is_urgent
+        Returns whether runs are to end at once when the sweep stops.
+    check_hold
+        Raises SupersededError if another process runs the sweep by now.
     clock, sleep
         Of the time that passes.
     """
@@ -67,6 +81,9 @@ class Sweep:
         rules: SweepRules,
         show: Callable[[str], None] = lambda line: None,
         why_leave: Callable[[], str] = lambda: "",
+        find_stopped: Callable[[], Collection[str]] = lambda: (),
+        is_urgent: Callable[[], bool] = lambda: False,
+        check_hold: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -87,6 +104,8 @@ class Sweep:
         self._runner, self._slots = runner, slots
         self._rules, self._show, self._clock, self._sleep = rules, show, clock, sleep
         self._why_leave, self._cut_off = why_leave, ""
+        self._find_stopped, self._is_urgent = find_stopped, is_urgent
+        self._check_hold = check_hold
         self._error: HpctrainError | None = None
         self._has_begun = False
         self._is_interrupted = False
@@ -106,7 +125,10 @@ class Sweep:
             If the first trial cannot be started, a trial lacks the metric, or one failed and
             `fail_fast` is ``"raise"``; all others have been stopped then.
         RunStoppedError
-            If the job of this process is about to end, once all trials have stopped.
+            If the job of this process is about to end, or a person has stopped the sweep, once all
+            trials have stopped.
+        SupersededError
+            If another process runs the sweep; the trials are left to it.
         KeyboardInterrupt
             After Ctrl-C, once all trials have stopped.
         """
@@ -119,8 +141,8 @@ class Sweep:
                 if self._clock() >= deadline and not self.reason:
                     self._finish_early(f"time_budget_s={self._rules.time_budget_s:g} is over")
                 self._sleep(_POLL_S)
-        except KeyboardInterrupt:
-            self._interrupt()
+        except SupersededError:
+            # The trials are of another tuner now.
             raise
         except BaseException:
             self._interrupt()
@@ -142,6 +164,7 @@ class Sweep:
         self._trials.by_id.update(trials)
         replayed = replay(self.trials, self._runner, self._learners)
         self._transfers.hold_all()
+        self._runner.watch(self._trials.at_work)
         for trial in self._trials.at_work:
             self._take_over(trial, replayed.decisions.get(trial.trial_id, ""))
         for exploit in replayed.exploits:
@@ -176,6 +199,8 @@ class Sweep:
 
     def _step(self) -> bool:
         """Do what is to be done now; return whether there is more to come."""
+        self._check_hold()
+        self._end_stopped()
         if not self.reason:
             self._start_what_fits()
         for trial in self._trials.at_work:
@@ -188,6 +213,18 @@ class Sweep:
                 self._stops.enforce(trial)
         is_waited_for = bool(self._trials.waiting) or not self._queue.is_empty
         return bool(self._trials.at_work) or (not self.reason and is_waited_for)
+
+    def _end_stopped(self) -> None:
+        """End the trials that a person has stopped; a run that goes on is asked to stop."""
+        for trial_id in self._find_stopped():
+            trial = self.trials.get(trial_id)
+            if trial is None or trial.state.is_final or trial.state is TrialState.STOPPING:
+                continue
+            if trial in self._trials.at_work:
+                self._stop(trial, REASON)
+            else:
+                self._end(trial, REASON, was_stopped=True)
+                self._show(f"{trial_id} {describe_end(trial)}")
 
     def _start_what_fits(self) -> None:
         while (trial := self._queue.next()) is not None:
@@ -273,7 +310,7 @@ class Sweep:
         elif end.was_stopped and not is_to_end and self._is_interrupted:
             self._change(trial, TrialEvent.INTERRUPTED)
         else:
-            reason = trial.reason if was_stopping else end.reason
+            reason = trial.reason if was_stopping else end.reason or explain_silence(trial)
             self._end(trial, reason, was_stopped=was_stopping)
         self._slots.give_back(trial.trial_id)
         self._show(f"{trial.trial_id} {describe_end(trial)}")
@@ -340,6 +377,8 @@ class Sweep:
         for trial in at_work:
             if trial.state is TrialState.RUNNING:
                 self._stops.ask(trial)
+            if self._is_urgent():
+                self._runner.end(trial)
         # Each is ended when its patience is over, and that is waited for no longer than twice.
         give_up_at = self._clock() + 2 * self._rules.stop_patience_s
         while self._trials.at_work and self._clock() < give_up_at:

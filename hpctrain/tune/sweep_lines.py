@@ -13,6 +13,11 @@ from hpctrain.tune.trial import Trial, TrialState
 _ADDED = ("trial_id", "time_total_s")
 
 
+def explain_silence(trial: Trial) -> str:
+    """Return that a trial whose run has finished made no report; empty if it made one. Pure."""
+    return "" if trial.reports else "finished without a report"
+
+
 def describe_values(values: Mapping[str, Any]) -> str:
     """Return the first values of a configuration, or of metrics. Pure."""
     return format_metrics(readable(values), most=4)

@@ -13,6 +13,7 @@ from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.function_run import FunctionRun
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
+from hpctrain.tune.trial_function import TrialFunction
 from hpctrain.tune.variants import show_path
 from hpctrain.unresolved import DEEPEST, find_too_deep
 
@@ -183,7 +184,7 @@ def make_trial_trainer(
     if isinstance(trainable, BaseTrainer):
         return _with_changes(trainable, config, run_config)
     return DataParallelTrainer(
-        trainable.function if isinstance(trainable, WithResources) else trainable,
+        TrialFunction(trainable.function if isinstance(trainable, WithResources) else trainable),
         train_loop_config=config,
         scaling_config=_scaling_for(trainable, config),
         run_config=run_config,

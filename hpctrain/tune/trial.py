@@ -58,6 +58,8 @@ class TrialEvent(str, Enum):
 TRANSITIONS: Mapping[TrialState, Mapping[TrialEvent, TrialState]] = {
     TrialState.PENDING: {
         TrialEvent.STARTED: TrialState.RUNNING,
+        # A person has stopped it.
+        TrialEvent.ENDED: TrialState.TERMINATED,
         TrialEvent.FAILED: TrialState.ERROR,
     },
     TrialState.RUNNING: {

@@ -17,9 +17,17 @@ from typing import Any, Literal
 
 from hpctrain import environ
 from hpctrain.checks import given_or_default
-from hpctrain.config import RunConfig
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError, RunStoppedError
+from hpctrain.config import ExistingPolicy, RunConfig
+from hpctrain.errors import (
+    ConfigError,
+    HpctrainError,
+    LaunchError,
+    RunStoppedError,
+    SupersededError,
+)
 from hpctrain.launch.begin import rename_aside
+from hpctrain.launch.existing import policy_of
+from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
@@ -29,9 +37,12 @@ from hpctrain.tune.first_trials import check_first_trials, make_source, print_fi
 from hpctrain.tune.job_end import JobEnd
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, SweepRecord, put_configs, read_record
 from hpctrain.tune.local_runner import LocalRunner
-from hpctrain.tune.place import begin_anew, find_launcher, find_slots, held
+from hpctrain.tune.person_stops import PersonStops
+from hpctrain.tune.place import begin_anew, find_launcher, find_original, find_slots, held
 from hpctrain.tune.result_grid import ResultGrid, make_grid
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
+from hpctrain.tune.search.parameters import is_same
+from hpctrain.tune.shared_arguments import share_arguments
 from hpctrain.tune.stored_tuner import StoredTuner
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_rules import SweepRules, name_metrics
@@ -106,7 +117,8 @@ class Tuner:
             If something is impossible, or the first report of a trial lacks the metric.
         RunStoppedError
             If the job of this process is about to end, once the trials have stopped;
-            ``Tuner.restore()`` goes on in another one.
+            ``Tuner.restore()`` goes on in another one. Also if a person has stopped the sweep:
+            ``hpctrain tune stop``.
         KeyboardInterrupt
             After Ctrl-C, once the trials have stopped; ``Tuner.restore()`` goes on.
         """
@@ -116,19 +128,22 @@ class Tuner:
         stored = StoredTuner(space=self._space, tune_config=config, run_config=self._run_config)
         content = stored.to_bytes()
         config = StoredTuner.from_bytes(content).tune_config
-        paths = self._restored or self._new_paths()
+        policy = policy_of(self._run_config)
+        restored = self._is_to_go_on()
+        paths = self._restored or self._new_paths(policy)
         seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
         record = None
-        if self._restored is not None:
+        if restored:
             record = read_record(paths)
             seed = record.started.get("seed", seed)
         scheduler = config.scheduler or FIFOScheduler()
         scheduler.set_search_properties(config.metric, config.mode)
         scheduler.check_sweep(self._space, config.search_alg)
+        sharing = share_arguments(self._trainable)
         make_runner = LocalRunner if launcher == "local" else AllocationRunner
         runner = make_runner(
             lambda trial_id, values: make_trial_trainer(
-                self._trainable, values, self._run_config_of(paths, trial_id, launcher)
+                sharing.trainable, values, self._run_config_of(paths, trial_id, launcher)
             ),
             paths.run,
         )
@@ -145,13 +160,13 @@ class Tuner:
         check_run_directory(paths.root)
         if environ.dry_run_requested():
             print_first_plan(source, runner, first, count=config.num_samples)
-        job_end = JobEnd()
-        with held(paths), job_end.watched():
+        job_end, person = JobEnd(), PersonStops(paths)
+        with held(paths) as life, job_end.watched():
             # Another tuner may have been at work since they were looked at.
-            if self._restored is not None:
+            if restored:
                 record = read_record(paths)
             elif paths.events.exists():
-                self._refuse_existing(paths)
+                self._refuse_existing(paths, policy)
                 begin_anew(paths)
             sweep = Sweep(
                 source=source,
@@ -162,18 +177,23 @@ class Tuner:
                 ledger=SweepLedger(paths=paths),
                 rules=rules,
                 show=self._show,
-                why_leave=job_end.why,
+                why_leave=lambda: job_end.why() or person.why(),
+                find_stopped=person.trials,
+                is_urgent=lambda: person.is_now,
+                check_hold=life.check,
             )
+            with errors_of_storage(RunPaths(paths.root)):
+                sharing.write(paths.root)
             if record is None:
                 self._begin(paths, content, seed)
             else:
-                self._go_on(paths, record, sweep)
-            self._run(sweep, paths)
+                self._go_on(paths, record, sweep, person)
+            self._run(sweep, paths, person)
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
             self._show_end(sweep, paths)
         return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
 
-    def _run(self, sweep: Sweep, paths: SweepPaths) -> None:
+    def _run(self, sweep: Sweep, paths: SweepPaths, person: PersonStops) -> None:
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
         try:
             sweep.run()
@@ -183,8 +203,11 @@ class Tuner:
             log(f"interrupted; {how_to_go_on}{also}", new_line=True)
             show_as(error, "")
             raise
+        except SupersededError:
+            raise
         except RunStoppedError as error:
-            raise RunStoppedError(f"{error} In another job {how_to_go_on}.") from error
+            where = "" if person.why() else "In another job "
+            raise RunStoppedError(f"{error} {where}{how_to_go_on}.") from error
         except ConfigError as error:
             raise ConfigError(
                 f"{error} The trials were stopped. Begin again under another name, or with "
@@ -204,8 +227,12 @@ class Tuner:
 
     def _show_end(self, sweep: Sweep, paths: SweepPaths) -> None:
         failed = sum(t.state is TrialState.ERROR for t in sweep.trials.values())
+        silent = sum(
+            t.state is TrialState.TERMINATED and not t.reports for t in sweep.trials.values()
+        )
         self._show(
             f"{len(sweep.trials)} trials, {failed} failed"
+            + (f", {silent} without a report" if silent else "")
             + (f" ({sweep.reason})" if sweep.reason else "")
             + f": hpctrain tune status {shlex.quote(str(paths.root))}"
         )
@@ -242,6 +269,7 @@ class Tuner:
         *,
         resume_errored: bool = False,
         restart_errored: bool = False,
+        param_space: Mapping[str, Any] | None = None,
     ) -> Tuner:
         """Return a tuner whose ``fit()`` goes on with a sweep. Not collective.
 
@@ -259,11 +287,15 @@ class Tuner:
             Whether trials that failed resume from their newest checkpoint.
         restart_errored
             Whether they begin anew.
+        param_space
+            Ray Tune's argument: not needed, since the search space is stored. It has to be as it
+            was.
 
         Raises
         ------
         ConfigError
-            If there is no sweep, or others could have written its pickle.
+            If there is no sweep, others could have written its pickle, or the search space is
+            another one.
         """
         paths = SweepPaths(root=Path(path).absolute())
         record = read_record(paths)
@@ -273,6 +305,12 @@ class Tuner:
                 "restore(resume_errored=True, restart_errored=True): a trial can do one of both."
             )
         stored = StoredTuner.read(paths)
+        if param_space is not None and not is_same(dict(param_space), dict(stored.space)):
+            raise ConfigError(
+                f"restore(param_space=...): it is not the search space of {paths.root}, whose "
+                f"trials go on with what was chosen from theirs. Leave it out; or begin another "
+                f"sweep with it."
+            )
         tuner = cls(
             trainable,
             param_space=stored.space,
@@ -290,7 +328,22 @@ class Tuner:
         tuner._restarts_errored = restart_errored
         return tuner
 
-    def _new_paths(self) -> SweepPaths:
+    def _is_to_go_on(self) -> bool:
+        """Return whether to go on with a sweep: the variable wins over what a script restores."""
+        if self._restored is None:
+            return False
+        job_id = environ.variable("SLURM_JOB_ID")
+        if environ.restart_count() and read_record(self._restored).job_id == job_id:
+            # Slurm has started this job again, and its script goes on as it began.
+            return True
+        if environ.requested_existing() == "error":
+            raise ConfigError(
+                f"{self._restored.root} is a sweep already, and HPCTRAIN_EXISTING=error accepts "
+                f"none. Unset it to go on with the sweep."
+            )
+        return environ.requested_existing() != "restart"
+
+    def _new_paths(self, policy: ExistingPolicy) -> SweepPaths:
         name = self._run_config.name
         if name is None:
             stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -302,11 +355,12 @@ class Tuner:
                 f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
             )
         if paths.events.exists():
-            self._refuse_existing(paths)
+            self._refuse_existing(paths, policy)
         return paths
 
-    def _refuse_existing(self, paths: SweepPaths) -> None:
-        if self._run_config.existing != "restart":
+    @staticmethod
+    def _refuse_existing(paths: SweepPaths, policy: ExistingPolicy) -> None:
+        if policy != "restart":
             raise ConfigError(
                 f"{paths.root} is a sweep already. Go on with it: "
                 f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "
@@ -333,6 +387,8 @@ class Tuner:
         SweepLedger(paths=paths).append(
             "sweep-started",
             format=1,
+            path=str(paths.root),
+            job_id=environ.variable("SLURM_JOB_ID"),
             trainable=name_trainable(self._trainable),
             metric=config.metric,
             mode=config.mode,
@@ -341,9 +397,18 @@ class Tuner:
         )
         self._show(f"sweep {paths.root.name}: {paths.root}")
 
-    def _go_on(self, paths: SweepPaths, record: SweepRecord, sweep: Sweep) -> None:
+    def _go_on(
+        self, paths: SweepPaths, record: SweepRecord, sweep: Sweep, person: PersonStops
+    ) -> None:
         put_configs(paths, record)
-        SweepLedger(paths=paths).append("sweep-restored")
+        if (request := person.withdraw()) is not None:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(request.time))
+            log(f"sweep {paths.root.name} was stopped by hpctrain tune stop at {when}, and goes on")
+        if (original := find_original(paths, record)) is not None:
+            log(f"sweep {paths.root.name} is a copy of {original}, and goes on as one of its own")
+        SweepLedger(paths=paths).append(
+            "sweep-restored", path=str(paths.root), job_id=environ.variable("SLURM_JOB_ID")
+        )
         ended = sum(trial.state.is_final for trial in record.trials.values())
         self._show(
             f"sweep {paths.root.name} goes on: {ended} of {len(record.trials)} trials have ended"
@@ -353,6 +418,7 @@ class Tuner:
             if trial.state in self._retries:
                 if self._restarts_errored and paths.run(trial.trial_id).exists():
                     rename_aside(paths.run(trial.trial_id))
+                person.forget(trial.trial_id)
                 sweep.retry(trial, anew=self._restarts_errored)
 
     def _show(self, line: str) -> None:

@@ -142,13 +142,15 @@ def test_a_trial_is_stopped_if_there_is_one(sweep: Path) -> None:
     assert "Did you mean 'trial_00002'" in hpctrain_tune("stop", sweep, "trial_0002", code=2)
 
 
-def test_a_trial_that_is_paused_is_not_stopped_but_said(sweep: Path) -> None:
+def test_a_trial_that_is_paused_ends_in_place_of_going_on(sweep: Path) -> None:
     ledger = SweepLedger(paths=SweepPaths(root=sweep))
     for event in ("trial-pause", "trial-paused"):
         ledger.append(event, trial="trial_00002", reports=1)
+    RunPaths(sweep / "trial_00002").status.unlink()
     assert "trial_00002  PAUSED" in hpctrain_tune("status", sweep)
     result = CliRunner().invoke(app, ["tune", "stop", str(sweep), "trial_00002"])
-    assert "is paused, and goes on when it has a slot" in result.output
+    assert "does not run any more: it ends when the sweep goes on" in result.output
+    assert SweepPaths(root=sweep).stop_mark("trial_00002").exists()
     assert not RunPaths(sweep / "trial_00002").stop_request.exists()
 
 

@@ -59,6 +59,9 @@ class FakeRunner:
         self.at_work[trial.trial_id] = 0
         self.most_at_work = max(self.most_at_work, len(self.at_work))
 
+    def watch(self, trials: Sequence[Trial]) -> None:
+        """What each does is known."""
+
     def attach(self, trial: Trial) -> bool:
         return trial.trial_id in self.at_work
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -319,13 +318,3 @@ def test_what_another_tuner_has_done_meanwhile_is_seen(
         if '"trial-started"' in line
     ]
     assert len(started) == 2, "each trial began once"
-
-
-def test_the_claim_of_a_tuner_on_a_lost_host_is_named(tmp_path: Path) -> None:
-    make_tuner(tmp_path).fit()
-    claim = tmp_path / "sweep/.claim-9"
-    claim.mkdir()
-    owner = {"host": "node-that-is-gone", "pid": 7, "start": 1, "time": 1.0, "token": "t"}
-    (claim / "owner").write_text(json.dumps(owner))
-    with pytest.raises(ConfigError, match=r"process 7 on node-that-is-gone .* rm -r .*claim-9"):
-        tune.Tuner.restore(tmp_path / "sweep", train).fit()

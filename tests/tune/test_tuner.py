@@ -29,7 +29,7 @@ from hpctrain import (
 from hpctrain.errors import DamagedFileError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
-from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.trainable import make_trial_trainer
@@ -331,6 +331,10 @@ def noop(config: dict[str, Any]) -> None:
             "Did you mean 'num_samples'",
         ),
         (
+            lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(reuse_actors=True), **o),
+            "each trial is a run of its own",
+        ),
+        (
             lambda **o: tune.Tuner(noop, tune_config=tune.TuneConfig(search_alg=3), **o),
             "suggest, on_trial_result, on_trial_complete",
         ),
@@ -557,3 +561,85 @@ def test_the_metric_of_a_scheduler_or_a_search_has_to_be_reported(
     )
     with pytest.raises(ConfigError, match=rf"no 'los', which {owner}\(metric=\.\.\.\).*'loss'"):
         tuner.fit()
+
+
+def test_the_time_of_a_scheduler_has_to_be_reported(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for epoch in range(2000):
+            hpctrain.report({"loss": 1.0, "epoch": epoch})
+            time.sleep(0.05)
+
+    tuner = tune.Tuner(
+        train,
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", scheduler=ASHAScheduler(time_attr="epochs", max_t=10)
+        ),
+        run_config=quiet(tmp_path),
+    )
+    message = (
+        r"no 'epochs', which AsyncHyperBandScheduler\(time_attr=\.\.\.\) names\. The metrics are "
+        r"epoch, loss, .*training_iteration.*Did you mean 'epoch'"
+    )
+    with pytest.raises(ConfigError, match=message):
+        tuner.fit()
+
+
+def _begun(root: Path) -> list[str]:
+    """Return the trials that were begun, in all sweeps that are in a directory."""
+    return [
+        line
+        for ledger in root.glob("*/tune.jsonl")
+        for line in ledger.read_text().splitlines()
+        if '"trial-started"' in line
+    ]
+
+
+def test_the_variable_for_runs_that_exist_is_of_the_sweep_and_never_of_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: dict[str, Any]) -> None:
+        checkpoint = hpctrain.get_checkpoint()
+        hpctrain.report({"resumed": checkpoint is not None}, Checkpoint.from_dict({"x": 1}))
+        if checkpoint is None:
+            raise ValueError("the first time")
+
+    def new() -> tune.Tuner:
+        return tune.Tuner(train, param_space={}, run_config=quiet(tmp_path))
+
+    assert new().fit().num_errors == 1
+    for policy in ("auto", "resume", "error"):
+        monkeypatch.setenv("HPCTRAIN_EXISTING", policy)
+        with pytest.raises(ConfigError, match="is a sweep already"):
+            new().fit()
+    with pytest.raises(ConfigError, match="HPCTRAIN_EXISTING=error accepts none"):
+        tune.Tuner.restore(tmp_path / "sweep", train).fit()
+    monkeypatch.setenv("HPCTRAIN_EXISTING", "anew")
+    with pytest.raises(ConfigError, match="HPCTRAIN_EXISTING='anew'"):
+        new().fit()
+    assert len(_begun(tmp_path)) == 1
+    # A job that Slurm has started again goes on with what it had begun.
+    monkeypatch.setenv("HPCTRAIN_EXISTING", "restart")
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path / "sweep"))
+    ledger.append("sweep-restored", job_id="77")
+    with monkeypatch.context() as job:
+        job.setenv("SLURM_JOB_ID", "77")
+        job.setenv("SLURM_RESTART_COUNT", "1")
+        job.setenv("HPCTRAIN_LAUNCHER", "local")
+        restored = tune.Tuner.restore(tmp_path / "sweep", train, resume_errored=True)
+        assert restored.fit()[0].metrics == {"resumed": True}
+    assert len(list(tmp_path.iterdir())) == 1, "nothing was moved aside"
+    assert tune.Tuner.restore(tmp_path / "sweep", train).fit().num_errors == 1
+    assert len(list(tmp_path.iterdir())) == 2
+    assert new().fit().num_errors == 1
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_search_space_that_is_given_again_has_to_be_the_same(tmp_path: Path) -> None:
+    def space(high: float) -> dict[str, Any]:
+        return {"x": tune.uniform(0, high), "y": tune.sample_from(lambda config: config["x"] * 2)}
+
+    tune.Tuner(noop, param_space=space(1), run_config=quiet(tmp_path)).fit()
+    restored = tune.Tuner.restore(tmp_path / "sweep", noop, param_space=space(1))
+    assert len(restored.get_results()) == 1
+    with pytest.raises(ConfigError, match="it is not the search space of"):
+        tune.Tuner.restore(tmp_path / "sweep", noop, param_space=space(2))

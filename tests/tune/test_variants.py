@@ -341,6 +341,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ("search.hyperopt", "HyperOptSearch", "OptunaSearch"),
         ("search.basic_variant", "BasicVariantGenerator", "leave search_alg out"),
         ("schedulers", "create_scheduler", "ASHAScheduler"),
+        ("stopper", "MaximumIterationStopper", "training_iteration"),
+        ("stopper", "TimeoutStopper", "time_budget_s"),
     ],
 )
 def test_a_search_or_scheduler_of_ray_tune_is_answered_with_what_to_use(

@@ -1,0 +1,99 @@
+"""``hpctrain tune stop``: ends a trial for good, or lets a whole sweep stop and go on later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpctrain.cli.tune_sweep import SweepArgument, find_trial, read_sweep
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.status import RunStatus
+    from hpctrain.tune.ledger import SweepPaths, SweepRecord
+    from hpctrain.tune.trial import Trial
+
+
+def stop(
+    sweep: SweepArgument,
+    trial: Annotated[
+        str | None, typer.Argument(help="Name of a trial: trial_00003. None: the whole sweep.")
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="End it at once, without a last checkpoint.")
+    ] = False,
+) -> None:
+    """Stop a sweep at the next reports of its trials, so that it can be resumed; or end a trial.
+
+    The results of a trial that was stopped so far count, and the sweep goes on without it.
+    """
+    from hpctrain.cli.exit_codes import say
+
+    if trial is None:
+        paths, record = read_sweep(sweep)
+        say(_stop_sweep(paths, record, now=now))
+    else:
+        say(_stop_trial(sweep, trial, now=now))
+
+
+def _stop_trial(sweep: SweepArgument, trial: str, *, now: bool) -> str:
+    """Stop a trial for good; return what was done, for a person."""
+    from hpctrain.launch.cancel import cancel_run
+    from hpctrain.rundir.status import read_status
+    from hpctrain.tune.ledger import SweepPaths
+    from hpctrain.tune.person_stops import mark_stopped
+    from hpctrain.tune.place import find_state
+
+    run, found = find_trial(sweep, trial)
+    status = read_status(run)
+    if (over := _is_over(found, status)) is not None:
+        return f"{trial} is {over}; there is nothing to stop."
+    paths, record = read_sweep(sweep)
+    mark_stopped(SweepPaths(root=run.root.parent), trial)
+    if status is not None and not status.state.is_final:
+        cancel_run(run, now=now)
+        return f"{trial} was ended." if now else f"asked {trial} to stop at its next report."
+    waits = "has not begun" if status is None else "waits"
+    when = "now" if find_state(paths, record) == "running" else "when the sweep goes on"
+    return f"{trial} {waits}, and does not run any more: it ends {when}."
+
+
+def _is_over(trial: Trial, status: RunStatus | None) -> str | None:
+    """Return how a trial has ended, whether its tuner has seen it or not; None if it has not."""
+    from hpctrain.rundir.states import RunState
+
+    if trial.state.is_final:
+        return str((trial if status is None else status).state.value)
+    is_waiting = trial.state.value in ("PENDING", "PAUSED")
+    if status is None or is_waiting or status.state not in (RunState.FINISHED, RunState.FAILED):
+        return None
+    return str(status.state.value)
+
+
+def _stop_sweep(paths: SweepPaths, record: SweepRecord, *, now: bool) -> str:
+    """Stop all trials of a sweep and its tuner; return what was done, for a person."""
+    from hpctrain.launch.cancel import cancel_run
+    from hpctrain.rundir.paths import RunPaths
+    from hpctrain.rundir.status import read_status
+    from hpctrain.tune.person_stops import request_stop
+    from hpctrain.tune.place import find_state
+
+    name, state = paths.root.name, find_state(paths, record)
+    if state == "ended":
+        return f"{name} is ended; there is nothing to stop."
+    request_stop(paths, now=now)
+    resumes = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on."
+    if state == "running":
+        how = "ends them at once" if now else "stops them at their next reports"
+        return f"asked the tuner of {name} to stop its trials, and itself: it {how}. {resumes}"
+    # Its tuner has died, or was stopped before; trials do not end with it.
+    asked = []
+    for trial_id in record.trials:
+        run = RunPaths(paths.run(trial_id))
+        status = read_status(run)
+        if status is not None and not status.state.is_final:
+            cancel_run(run, now=now)
+            asked.append(trial_id)
+    done = "ended" if now else "asked to stop at their next reports"
+    which = f"{', '.join(asked)} were {done}" if asked else "none of its trials runs"
+    return f"{name} has no tuner at work; {which}. {resumes}"

@@ -1,0 +1,141 @@
+"""That a tuner lives, as other hosts see it; and that another one has taken over its sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+
+from hpctrain import timeouts
+from hpctrain.errors import LaunchError, SupersededError
+from hpctrain.launch.claim import Claim, find_claim, was_taken_over
+from hpctrain.launch.life import job_is_alive
+from hpctrain.log import log
+from hpctrain.own_files import create_file
+from hpctrain.own_time import OwnTime
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import read_content
+from hpctrain.tune.ledger import SweepPaths
+
+_BEAT_S = 2.0
+_LOOK_INTERVAL_S = 0.5
+_LONGEST_GAP_S = 5.0
+_QUIET_S = 3.0
+
+
+class TunerLife:
+    """The hold of a tuner on its sweep.
+
+    Parameters
+    ----------
+    paths
+        Of the sweep, whose claim this process holds.
+    """
+
+    def __init__(self, paths: SweepPaths) -> None:
+        self._paths = paths
+        self._claim = find_claim(RunPaths(paths.root))
+
+    def check(self) -> None:
+        """Return if no other tuner has taken over the sweep. Not collective.
+
+        Raises
+        ------
+        SupersededError
+            If one has: this process was suspended for so long that it was taken for dead.
+        """
+        if self._claim is not None and was_taken_over(RunPaths(self._paths.root), self._claim):
+            raise SupersededError(
+                f"another tuner has taken over the sweep {self._paths.root}, since this one had "
+                f"shown no sign of life for {timeouts.describe(timeouts.EXECUTOR_SILENCE_S)}. Its "
+                f"trials go on there."
+            )
+
+
+@contextlib.contextmanager
+def shown_alive(paths: SweepPaths) -> Iterator[TunerLife]:
+    """Write a sign of life every two seconds, for the time of the block. Not collective.
+
+    The caller holds the claim on the sweep.
+    """
+    is_over = threading.Event()
+    token = secrets.token_hex(8)
+
+    def beat() -> None:
+        number = 0
+        while True:
+            # A disk that is full, or a server that is away, ends no sweep.
+            with contextlib.suppress(OSError):
+                _write_sign(paths, f"{token} {number:020d}\n".encode())
+            number += 1
+            if is_over.wait(_BEAT_S):
+                return
+
+    thread = threading.Thread(target=beat, name="hpctrain-tuner-life", daemon=True)
+    thread.start()
+    try:
+        yield TunerLife(paths)
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _write_sign(paths: SweepPaths, content: bytes) -> None:
+    # In place, and always as long: that needs no room on the disk.
+    try:
+        descriptor = os.open(paths.alive, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        descriptor = create_file(paths.alive)
+    try:
+        os.write(descriptor, content)
+    finally:
+        # By this NFS sends it to the server.
+        os.close(descriptor)
+
+
+def has_life(
+    paths: SweepPaths, claim: Claim, *, silence_s: float = timeouts.EXECUTOR_SILENCE_S
+) -> bool:
+    """Return whether the tuner that holds a claim lives. Not collective.
+
+    One of another host is watched until it shows a sign of life, or has shown none for too long, in
+    seconds of this process's own clock; if it was in a job of Slurm, that counts first.
+
+    Parameters
+    ----------
+    silence_s
+        Seconds without a sign that mean death.
+    """
+    if claim.is_here:
+        return True
+    with contextlib.suppress(LaunchError):
+        if claim.was_left_by_job(job_is_alive):
+            return False
+    root, seen = RunPaths(paths.root), _read_sign(paths)
+    own, has_said = OwnTime(time.monotonic(), longest_gap_s=_LONGEST_GAP_S), False
+    while own.look(time.monotonic()) < silence_s:
+        if _read_sign(paths) != seen:
+            return True
+        if find_claim(root) is None:
+            # It has come to its end meanwhile.
+            return False
+        if not has_said and own.now >= _QUIET_S:
+            has_said = True
+            owner = json.loads(claim.owner)
+            log(
+                f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root.name}, or "
+                f"has died. Waiting up to {silence_s:.0f} s for it to write {paths.alive}."
+            )
+        time.sleep(_LOOK_INTERVAL_S)
+    return False
+
+
+def _read_sign(paths: SweepPaths) -> bytes:
+    try:
+        return read_content(paths.alive)
+    except OSError:
+        return b""

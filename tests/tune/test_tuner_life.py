@@ -1,0 +1,166 @@
+"""Sweeps whose tuner was at work on another host."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpctrain
+from hpctrain import ConfigError, RunConfig, tune
+from hpctrain.errors import SupersededError
+from hpctrain.launch import life
+from hpctrain.launch.claim import find_claim, release_claim
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.tune import local_runner, tuner_life
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.place import held
+from hpctrain.tune.trial import Trial
+from tests.tune.played import FakeRunner, Script, make_sweep, states
+from tests.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+
+
+@dataclass
+class PlayedTime:
+    """A clock that moves when somebody sleeps."""
+
+    at_sleep: Callable[[], object] = lambda: None
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.now < 1000
+        self.at_sleep()
+
+    def time(self) -> float:
+        return time.time()
+
+
+def claim_from_elsewhere(root: Path) -> Path:
+    """Leave the claim of a tuner of another host."""
+    claim = root / ".claim-9"
+    claim.mkdir()
+    owner = {"host": "node-that-is-gone", "pid": 7, "start": 1, "time": 1.0, "token": "t"}
+    (claim / "owner").write_text(json.dumps(owner))
+    return claim
+
+
+def train(config: dict[str, Any]) -> None:
+    hpctrain.report({"loss": 1.0})
+
+
+def fit(storage: Path) -> None:
+    run_config = RunConfig(storage_path=storage, name="s", verbose=0)
+    tune.Tuner(train, param_space={}, run_config=run_config).fit()
+
+
+def test_the_sweep_of_a_tuner_that_died_elsewhere_is_taken_over_after_a_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path)
+    claim_from_elsewhere(tmp_path / "s")
+    clock = PlayedTime()
+    monkeypatch.setattr(tuner_life, "time", clock)
+    grid = tune.Tuner.restore(tmp_path / "s", train).fit()
+    assert grid.num_terminated == 1
+    assert 60 <= clock.now < 70
+    said = capfd.readouterr().err
+    assert "process 7 on node-that-is-gone runs the sweep s, or has died." in said
+    assert "Waiting up to 60 s" in said
+    assert find_claim(RunPaths(tmp_path / "s")) is None
+
+
+def test_a_tuner_elsewhere_that_shows_signs_of_life_keeps_its_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path)
+    claim = claim_from_elsewhere(tmp_path / "s")
+    sign = SweepPaths(root=tmp_path / "s").alive
+    clock = PlayedTime(at_sleep=lambda: clock.now < 50 or sign.write_text("another"))
+    monkeypatch.setattr(tuner_life, "time", clock)
+    with pytest.raises(ConfigError, match="process 7 on node-that-is-gone runs the sweep") as error:
+        tune.Tuner.restore(tmp_path / "s", train).fit()
+    assert "rm -r" not in str(error.value)
+    assert (claim / "owner").read_text()
+    # It has come to its end while it was watched.
+    clock.now, clock.at_sleep = 0.0, lambda: (claim / "owner").write_text("")
+    assert tune.Tuner.restore(tmp_path / "s", train).fit().num_terminated == 1
+    assert clock.now < 5
+
+
+def test_a_tuner_writes_signs_of_life_and_notices_that_it_was_taken_for_dead(
+    tmp_path: Path,
+) -> None:
+    paths = SweepPaths(root=tmp_path)
+    with held(paths) as own:
+        first = wait_until(lambda: paths.alive.exists() and paths.alive.read_bytes())
+        wait_until(lambda: paths.alive.read_bytes() != first)
+        own.check()
+        claim = find_claim(RunPaths(tmp_path))
+        assert claim is not None
+        release_claim(RunPaths(tmp_path), claim)
+        with pytest.raises(SupersededError, match="another tuner has taken over the sweep"):
+            own.check()
+        with held(paths) as other:
+            other.check()
+            with pytest.raises(SupersededError):
+                own.check()
+
+
+def test_a_tuner_that_was_taken_for_dead_leaves_the_trials_to_the_other(tmp_path: Path) -> None:
+    runner = FakeRunner({"trial_00000": Script(hangs=True)}, capacity=1)
+    sweep = make_sweep(runner, tmp_path)
+
+    def check() -> None:
+        if runner.now > 3:
+            raise SupersededError("another tuner")
+
+    sweep._check_hold = check
+    with pytest.raises(SupersededError):
+        sweep.run()
+    assert not runner.asked
+    assert states(sweep) == ["RUNNING"]
+    assert read_record(SweepPaths(root=tmp_path)).trials["trial_00000"].state.value == "RUNNING"
+
+
+def test_trials_whose_executors_died_elsewhere_are_waited_for_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [Trial(trial_id=f"trial_{i:05d}", config={}) for i in range(4)]
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", seed=0)
+    for trial in trials:
+        ledger.add_trial(trial)
+        ledger.append("trial-started", trial=trial.trial_id)
+        paths = RunPaths(tmp_path / trial.trial_id)
+        paths.root.mkdir()
+        status = RunStatus(name=trial.trial_id, state=RunState.RUNNING, launcher="local")
+        elsewhere = {"owner_host": "node-that-is-gone", "owner_pid": 7}
+        write_status(paths, status.with_changes(**elsewhere))
+    clock = PlayedTime()
+    monkeypatch.setattr(life, "time", clock)
+    monkeypatch.setattr(local_runner, "time", clock)
+    runner = LocalRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
+    sweep = make_sweep(FakeRunner(), tmp_path)
+    sweep._runner = runner
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    assert states(sweep) == 4 * ["PENDING"]
+    assert 60 <= clock.now < 70
+    ends = [read_status(RunPaths(tmp_path / trial.trial_id)) for trial in trials]
+    assert [end.state for end in ends if end is not None] == 4 * [RunState.STOPPED]
