@@ -35,17 +35,21 @@ _MOST_UNKNOWN = 8
 
 def list_runs(
     storage: Annotated[
-        Path, typer.Argument(help="Directory of runs: RunConfig(storage_path=...).")
+        Path, typer.Argument(help="Directory of runs: RunConfig(storage_path=...), or of a sweep.")
     ] = DEFAULT_STORAGE,
     json: JsonOption = False,
 ) -> None:
-    """List the runs of a directory, the newest first."""
+    """List the runs and sweeps of a directory, the newest first.
+
+    A sweep is one line; give its directory to list its trials.
+    """
     import sys
 
     from hpctrain.cli.closed_runs import say_closed
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.run_view import find_runs, view_runs
+    from hpctrain.cli.sweep_rows import view_sweeps
     from hpctrain.errors import ConfigError
     from hpctrain.rundir.paths import RunPaths
 
@@ -56,6 +60,8 @@ def list_runs(
         )
     say_closed(storage)
     views = view_runs([RunPaths(path.absolute()) for path in find_runs(storage)])
+    if sweeps := view_sweeps(storage):
+        views = sorted([*views, *sweeps], key=_begun_at, reverse=True)
     if unknown := [view.name for view in views if view.lacks_answer]:
         more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
         named = ", ".join(unknown[:_MOST_UNKNOWN]) + more
@@ -90,6 +96,12 @@ def width_of_output() -> int | None:
     return int(width) if width.isdecimal() else None
 
 
+def _begun_at(view: RunView) -> float:
+    from hpctrain.cli.run_view import begun_at
+
+    return begun_at(view.path) if view.sweep is None else view.sweep.began_at
+
+
 def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
     from hpctrain.cli.run_view import format_age
     from hpctrain.rundir.display import format_metrics, one_line
@@ -99,12 +111,12 @@ def _rows(views: Sequence[RunView]) -> list[Sequence[str]]:
             f"{view.name} (of {view.recorded_name})" if view.recorded_name else view.name,
             f"{view.state} (damaged)" if view.status.damage else view.shown_state,
             view.status.job_id or "",
-            str(view.status.attempt),
-            str(view.status.world_size),
-            str(view.reports),
+            str(view.status.attempt) if view.sweep is None else "",
+            str(view.status.world_size) if view.sweep is None else "",
+            str(view.reports) if view.sweep is None else "",
             "" if view.checkpoint is None else view.checkpoint.name,
             f"{format_age(view.status.started_at)} ago" if view.has_started else "",
-            format_metrics(view.metrics, most=3),
+            format_metrics(view.metrics, most=3) if view.sweep is None else view.sweep.describe(),
         )
         for view in views
     ]

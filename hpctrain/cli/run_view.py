@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpctrain.launch.life import LifeTest
     from hpctrain.slurm.job import Queue
     from hpctrain.slurm.output import Job
+    from hpctrain.tune.overview import SweepOverview
 
 # Slurm keeps a job for some minutes after its end (MinJobAge), in which it can be requeued.
 _LONG_SILENCE_S = 3600.0
@@ -62,6 +63,8 @@ class RunView:
     """The suggested next step."""
     slow_nodes: tuple[str, ...] = ()
     """What the ledger says of nodes that were slow, if it was asked."""
+    sweep: SweepOverview | None = None
+    """Of a sweep, which is listed among runs; None of a run."""
 
     @property
     def recorded_name(self) -> str:
@@ -99,6 +102,7 @@ class RunView:
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         status = self.status
+        sweep = {} if self.sweep is None else {"sweep": self.sweep.to_json()}
         return {
             "name": self.name,
             "recorded_name": self.recorded_name or None,
@@ -127,6 +131,7 @@ class RunView:
             "error": status.error,
             "damage": status.damage or None,
             "next": self.next_step,
+            **sweep,
         }
 
 
@@ -152,7 +157,8 @@ def find_run(run: Path, storage: Path) -> RunPaths:
             raise ConfigError(
                 f"{root} is a sweep, and each of its trials is a run: give one of them, such as "
                 f"{shlex.quote(str(root / 'trial_00000'))}. "
-                f"They are listed by: hpctrain tune status {shlex.quote(str(root))}"
+                f"They are listed by: hpctrain tune status {shlex.quote(str(root))}   All of them "
+                f"are stopped by: hpctrain tune stop {shlex.quote(str(root))}"
             )
     known = ", ".join(path.name for path in find_runs(storage)[:8])
     there = f"It has {known}." if known else "It has no runs."
@@ -168,10 +174,11 @@ def find_runs(storage: Path) -> list[Path]:
         runs = [path for path in storage.iterdir() if is_run(path)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(runs, key=_begun_at, reverse=True)
+    return sorted(runs, key=begun_at, reverse=True)
 
 
-def _begun_at(root: Path) -> float:
+def begun_at(root: Path) -> float:
+    """Return when a run was begun, or resumed, last; 0 if it is gone. Not collective."""
     try:
         return os.lstat(RunPaths(root).plan).st_mtime
     except OSError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,6 @@ import typer
 from hpctrain.cli.options import DEFAULT_STORAGE, StorageOption, complete_run
 
 if TYPE_CHECKING:
-    from hpctrain.launch.live_watch import RunsWatch
     from hpctrain.rundir.live_view import LiveView
 
 COLUMNS = ("RUN", "STATE", "JOB", "RANKS", "REPORTS", "SPEED", "LEFT", "METRICS")
@@ -46,13 +45,15 @@ def top(
 
     from hpctrain.cli.closed_runs import say_closed
     from hpctrain.cli.run_view import find_run, find_runs
+    from hpctrain.cli.sweep_rows import with_sweeps
     from hpctrain.errors import ConfigError
     from hpctrain.launch.live_watch import RunsWatch
     from hpctrain.rundir.paths import RunPaths
 
+    look: Callable[[], Sequence[LiveView]]
     if runs:
         named = [find_run(run, storage) for run in runs]
-        watch = RunsWatch(lambda: named)
+        look = RunsWatch(lambda: named).look
     else:
         if not storage.is_dir():
             raise ConfigError(
@@ -61,9 +62,10 @@ def top(
             )
         say_closed(storage)
         watch = RunsWatch(lambda: [RunPaths(path.absolute()) for path in find_runs(storage)])
+        look = with_sweeps(watch.look, storage)
     is_one = runs is not None and len(runs) == 1
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        _print_once(watch, is_one=is_one, nothing=f"There are no runs in {storage.absolute()}.")
+        _print_once(look, is_one=is_one, nothing=f"There are no runs in {storage.absolute()}.")
         return
     try:
         from hpctrain.cli.top_app import TopApp
@@ -74,13 +76,13 @@ def top(
             "hpctrain top needs Textual, which is not installed: pip install 'hpctrain[top]'. "
             "Without it, 'hpctrain top --once' prints one page."
         ) from None
-    app = TopApp(watch.look, is_one=is_one)
+    app = TopApp(look, is_one=is_one)
     app.run()
     if app.error is not None:
         raise app.error
 
 
-def _print_once(watch: RunsWatch, *, is_one: bool, nothing: str) -> None:
+def _print_once(look: Callable[[], Sequence[LiveView]], *, is_one: bool, nothing: str) -> None:
     import sys
     import time
 
@@ -89,10 +91,10 @@ def _print_once(watch: RunsWatch, *, is_one: bool, nothing: str) -> None:
     from hpctrain.own_time import Deadline
     from hpctrain.rundir.live_text import render_page
 
-    views, deadline = watch.look(), Deadline(_GLANCE_S)
+    views, deadline = look(), Deadline(_GLANCE_S)
     while any(view.live is None for view in views) and not deadline.is_over:
         time.sleep(_GLANCE_INTERVAL_S)
-        views = watch.look()
+        views = look()
     width = width_of_output() or _WIDTH_OF_A_PIPE
     for view in () if is_one else views:
         if view.unanswered:
@@ -118,11 +120,11 @@ def table_lines(views: Sequence[LiveView], *, width: int) -> list[str]:
             view.name,
             f"{view.state} (damaged)" if view.status.damage else view.shown_state,
             view.status.job_id or "",
-            str(view.status.world_size),
-            str(view.reports),
+            "" if view.summary else str(view.status.world_size),
+            "" if view.summary else str(view.reports),
             describe_speed(view) if view.is_at_work else "",
             describe_left(view),
-            format_metrics(view.metrics, most=3),
+            view.summary or format_metrics(view.metrics, most=3),
         )
         for view in views
     ]

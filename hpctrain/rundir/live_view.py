@@ -65,6 +65,8 @@ class LiveView:
     """Where the ranks of the present attempt are; None if that is not known."""
     problem: str = ""
     """What cannot be read."""
+    summary: str = ""
+    """Of a sweep, which is shown among runs: its trials, in words."""
 
     @property
     def shown_state(self) -> str:

@@ -1,0 +1,148 @@
+"""`SweepOverview`: a sweep in one line, among the runs of a directory."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import ConfigError
+from hpctrain.metric_names import find_score
+from hpctrain.rundir.display import format_value
+from hpctrain.rundir.metrics import read_last_report
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.sweep import is_sweep
+from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
+from hpctrain.tune.place import find_original, find_state
+from hpctrain.tune.trial import TrialState
+
+_GROUP_OF = {
+    TrialState.PENDING: "waiting",
+    TrialState.PAUSED: "waiting",
+    TrialState.TERMINATED: "finished",
+    TrialState.ERROR: "failed",
+}
+_GROUPS = ("running", "waiting", "finished", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOverview:
+    """A sweep at one moment. Times are seconds since the epoch."""
+
+    path: Path
+    state: str
+    """As of `hpctrain.tune.place.find_state`; ``unread`` if its ledger cannot be read."""
+    reason: str | None = None
+    """Why it ended early."""
+    copy_of: str | None = None
+    """The directory that it was copied from."""
+    began_at: float = 0.0
+    ended_at: float | None = None
+    counts: Mapping[str, int]
+    """Trials that are ``running``, ``waiting``, ``finished`` and ``failed``."""
+    metric: str | None = None
+    mode: str | None = None
+    best: str | None = None
+    """Name of the trial whose last value is the best so far."""
+    value: float | None = None
+    """Its value."""
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials have been made."""
+        return sum(self.counts.values())
+
+    def describe(self) -> str:
+        """Return how many trials it has, and the best of them. Not collective."""
+        counted = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
+        noun = "trial" if self.num_trials == 1 else "trials"
+        line = f"sweep of {self.num_trials} {noun}" + (f": {counted}" if counted else "")
+        if self.best is not None:
+            line += f"; best {self.best} {self.metric}={format_value(self.value)}"
+        return line + (f"; a copy of {self.copy_of}" if self.copy_of else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``hpctrain list --json`` has of it. Not collective."""
+        return {
+            "trials": self.num_trials,
+            **self.counts,
+            "metric": self.metric,
+            "mode": self.mode,
+            "best": self.best,
+            "value": self.value,
+        }
+
+
+def find_sweeps(storage: Path) -> list[Path]:
+    """Return the directories of the sweeps in `storage`. Not collective."""
+    try:
+        return sorted(path for path in storage.iterdir() if is_sweep(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def read_overview(root: Path) -> SweepOverview:
+    """Return a sweep as it is now. Not collective. Never raises for what is in its files.
+
+    Of trials at work the last report is read, of all others what the ledger says.
+    """
+    paths = SweepPaths(root=root.absolute())
+    try:
+        record = read_record(paths)
+        state, original = find_state(paths, record), find_original(paths, record)
+    except (ConfigError, OSError):
+        return SweepOverview(path=paths.root, state="unread", counts=dict.fromkeys(_GROUPS, 0))
+    found = Counter(_GROUP_OF.get(trial.state, "running") for trial in record.trials.values())
+    metric, mode = record.started.get("metric"), record.started.get("mode")
+    scores = {}
+    if metric is not None and mode in ("min", "max"):
+        scores = dict(_scores(paths, record, metric))
+    best = (min if mode == "min" else max)(scores, key=scores.__getitem__) if scores else None
+    ended = record.ended or {}
+    return SweepOverview(
+        path=paths.root,
+        state=state,
+        reason=ended.get("reason") or None,
+        copy_of=original,
+        began_at=record.started["time"],
+        ended_at=ended.get("time"),
+        counts={name: found[name] for name in _GROUPS},
+        metric=metric,
+        mode=mode,
+        best=best,
+        value=None if best is None else scores[best],
+    )
+
+
+def _scores(paths: SweepPaths, record: SweepRecord, metric: str) -> Iterator[tuple[str, float]]:
+    for trial_id, trial in record.trials.items():
+        metrics = trial.metrics
+        if not trial.state.is_final:
+            last = read_last_report(RunPaths(paths.run(trial_id)))
+            metrics = metrics if last is None else last["metrics"]
+        if (score := find_score(metrics, metric)) is not None:
+            yield trial_id, score
+
+
+class OverviewReader:
+    """Reads sweeps again and again: those that have not changed since only once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[object, SweepOverview]] = {}
+
+    def read(self, root: Path) -> SweepOverview:
+        """Return a sweep as it is now. Not collective."""
+        try:
+            found = os.stat(SweepPaths(root=root).events)
+            mark = found.st_mtime_ns, found.st_size, found.st_ino
+        except OSError:
+            mark = None
+        known = self._known.get(root)
+        if known is not None and known[0] == mark and known[1].state == "ended":
+            return known[1]
+        overview = read_overview(root)
+        self._known[root] = mark, overview
+        return overview

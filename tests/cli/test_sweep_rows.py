@@ -1,0 +1,119 @@
+"""A sweep among runs: one line in ``hpctrain list`` and ``hpctrain top``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hpctrain.cli.json_output import schema
+from hpctrain.cli.main import app
+from hpctrain.launch.claim import claimed
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.tune.ledger import SweepLedger, SweepPaths
+from hpctrain.tune.overview import OverviewReader, read_overview
+from hpctrain.tune.trial import Trial
+from tests.cli.test_json_output import check
+from tests.cli.test_tune import write_run
+
+SUMMARY = (
+    "sweep of 5 trials: 1 running, 2 waiting, 1 finished, 1 failed; best trial_00001 val/loss=0.25"
+)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    """Return a directory with a run and with a sweep that has a trial in each state."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    write_run(root / "alone", "finished", reports=3, metrics={"loss": 1.0})
+    (root / "sweep").mkdir()
+    ledger = SweepLedger(paths=SweepPaths(root=root / "sweep"))
+    ledger.append("sweep-started", metric="val/loss", mode="min", seed=3)
+    for number in range(5):
+        ledger.add_trial(Trial(trial_id=f"trial_{number:05d}", config={"x": number}))
+    events = ("trial-ended", "trial-started", "trial-failed", "trial-paused")
+    for number, event in enumerate(events):
+        name = f"trial_{number:05d}"
+        ledger.append("trial-started", trial=name)
+        if event == "trial-paused":
+            ledger.append("trial-pause", trial=name)
+        metrics = {"val": {"loss": 0.5 + number}}
+        ledger.append(event, trial=name, reports=1, metrics=metrics, reason="x")
+    # What it reports is not in the ledger yet.
+    write_run(root / "sweep/trial_00001", "running", reports=9, metrics={"val": {"loss": 0.25}})
+    return root
+
+
+def hpctrain(*words: object) -> str:
+    result = CliRunner().invoke(app, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_sweep_is_one_line_and_its_trials_are_listed_where_they_are_asked_for(
+    storage: Path,
+) -> None:
+    head, sweep, alone = hpctrain("list", storage).splitlines()
+    assert head.startswith("RUN")
+    assert sweep.split()[:2] == ["sweep", "interrupted"]
+    assert sweep.endswith(SUMMARY)
+    assert alone.split()[:2] == ["alone", "finished"]
+    assert "trial_00001" not in alone
+    (_, trial) = hpctrain("list", storage / "sweep").splitlines()
+    assert trial.split()[0] == "trial_00001"
+    (shown,) = [line for line in hpctrain("top", "-s", storage).splitlines() if "sweep" in line]
+    assert shown.startswith("sweep  interrupted")
+    assert shown.rstrip("…") in f"{shown.split('sweep of')[0]}{SUMMARY}"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("verb", ["list", "top"])
+def test_the_line_fits_a_terminal(
+    storage: Path, verb: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    where = ("-s", storage) if verb == "top" else (storage,)
+    lines = hpctrain(verb, *where).splitlines()
+    assert max(map(len, lines)) <= width
+    (sweep,) = [line for line in lines if line.startswith("sweep")]
+    assert "sweep of 5 t" in sweep
+
+
+def test_json_has_a_sweep_with_the_fields_of_a_run_and_its_trials(storage: Path) -> None:
+    found: list[dict[str, Any]] = json.loads(hpctrain("list", storage, "--json"))
+    check(found, schema("list"))
+    sweep, alone = found
+    assert "sweep" not in alone
+    assert (sweep["name"], sweep["state"], sweep["live"]) == ("sweep", "interrupted", False)
+    assert sweep["metrics"] == {"val/loss": 0.25}
+    assert sweep["sweep"] == {
+        "trials": 5,
+        "running": 1,
+        "waiting": 2,
+        "finished": 1,
+        "failed": 1,
+        "metric": "val/loss",
+        "mode": "min",
+        "best": "trial_00001",
+        "value": 0.25,
+    }
+
+
+def test_a_sweep_shows_what_became_of_it_and_a_damaged_one_hides_no_other(storage: Path) -> None:
+    root = storage / "sweep"
+    with claimed(RunPaths(root)):
+        assert read_overview(root).state == "running"
+    reader = OverviewReader()
+    assert reader.read(root).state == "interrupted"
+    SweepLedger(paths=SweepPaths(root=root)).append("sweep-ended", reason="time is up")
+    ended = reader.read(root)
+    assert (ended.state, ended.reason) == ("ended", "time is up")
+    assert reader.read(root) is ended
+    (storage / "torn").mkdir()
+    (storage / "torn/tune.jsonl").write_text('{"event": "sweep-st')
+    states = {run["name"]: run["state"] for run in json.loads(hpctrain("list", storage, "--json"))}
+    assert states == {"sweep": "ended", "torn": "unread", "alone": "finished"}
