@@ -117,22 +117,24 @@ def to_json(paths: SweepPaths, record: SweepRecord) -> dict[str, Any]:
     from hpctrain.tune.place import find_original, find_state
 
     reason = None if record.ended is None else record.ended.get("reason")
+    state = find_state(paths, record)
     return {
         "name": paths.root.name,
         "path": str(paths.root),
-        "state": find_state(paths, record),
+        "state": state,
         "reason": reason or None,
         "copy_of": find_original(paths, record),
         "metric": record.started.get("metric"),
         "mode": record.started.get("mode"),
         "seed": record.started.get("seed"),
-        "trials": [_describe_trial(paths, trial) for trial in record.trials.values()],
+        "trials": [_describe_trial(paths, trial, state) for trial in record.trials.values()],
     }
 
 
-def _describe_trial(paths: SweepPaths, trial: Trial) -> dict[str, Any]:
+def _describe_trial(paths: SweepPaths, trial: Trial, state: str) -> dict[str, Any]:
     from hpctrain.rundir.metrics import read_last_report
     from hpctrain.rundir.paths import RunPaths
+    from hpctrain.tune.overview import seen_state
 
     reports, metrics = trial.reports, dict(trial.metrics)
     if not trial.state.is_final and (last := read_last_report(RunPaths(paths.run(trial.trial_id)))):
@@ -140,7 +142,7 @@ def _describe_trial(paths: SweepPaths, trial: Trial) -> dict[str, Any]:
     return {
         "trial": trial.trial_id,
         "path": str(paths.run(trial.trial_id)),
-        "state": trial.state.value,
+        "state": seen_state(paths, trial, state).value,
         "reports": reports,
         "config": dict(trial.config),
         "metrics": {name: value for name, value in metrics.items() if name not in _ADDED},

@@ -14,10 +14,12 @@ from hpctrain.metric_names import find_score
 from hpctrain.rundir.display import format_value
 from hpctrain.rundir.metrics import read_last_report
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status
 from hpctrain.rundir.sweep import is_sweep
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
 from hpctrain.tune.place import find_original, find_state
-from hpctrain.tune.trial import TrialState
+from hpctrain.tune.trial import Trial, TrialState
 
 _GROUP_OF = {
     TrialState.PENDING: "waiting",
@@ -95,7 +97,8 @@ def read_overview(root: Path) -> SweepOverview:
         state, original = find_state(paths, record), find_original(paths, record)
     except (ConfigError, OSError):
         return SweepOverview(path=paths.root, state="unread", counts=dict.fromkeys(_GROUPS, 0))
-    found = Counter(_GROUP_OF.get(trial.state, "running") for trial in record.trials.values())
+    states = [seen_state(paths, trial, state) for trial in record.trials.values()]
+    found = Counter(_GROUP_OF.get(each, "running") for each in states)
     metric, mode = record.started.get("metric"), record.started.get("mode")
     scores = {}
     if metric is not None and mode in ("min", "max"):
@@ -115,6 +118,23 @@ def read_overview(root: Path) -> SweepOverview:
         best=best,
         value=None if best is None else scores[best],
     )
+
+
+def seen_state(paths: SweepPaths, trial: Trial, state: str) -> TrialState:
+    """Return the state of a trial, also where its tuner has not seen that its run stopped.
+
+    Not collective.
+
+    Parameters
+    ----------
+    state
+        That of the sweep.
+    """
+    if state == "running" or trial.state is not TrialState.RUNNING:
+        return trial.state
+    status = read_status(RunPaths(paths.run(trial.trial_id)))
+    has_stopped = status is not None and status.state is RunState.STOPPED
+    return TrialState.PENDING if has_stopped else trial.state
 
 
 def _scores(paths: SweepPaths, record: SweepRecord, metric: str) -> Iterator[tuple[str, float]]:

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from hpctrain import RunStoppedError
 from hpctrain.cli.main import app
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.overview import read_overview
 from hpctrain.tune.person_stops import REASON, PersonStops, mark_stopped, request_stop
 from hpctrain.tune.place import find_state
 from hpctrain.tune.trial import Trial, TrialState
@@ -117,7 +119,13 @@ def test_the_trials_of_a_sweep_without_a_tuner_are_stopped_themselves(tmp_path: 
     said = tune_stop(tmp_path)
     assert "has no tuner at work; trial_00001 were asked to stop at their next reports" in said
     assert "Tuner.restore(" in said
-    assert RunPaths(tmp_path / "trial_00001").stop_request.exists()
+    run = RunPaths(tmp_path / "trial_00001")
+    assert run.stop_request.exists()
+    # It has stopped by now, which no tuner has seen.
+    write_status(run, RunStatus(name="trial_00001", state=RunState.STOPPED, launcher="local"))
+    shown = CliRunner().invoke(app, ["tune", "status", str(tmp_path)]).stdout
+    assert "trial_00001  PENDING" in shown
+    assert read_overview(tmp_path).counts["running"] == 1, "the one whose end was not seen"
     assert not RunPaths(tmp_path / "trial_00000").stop_request.exists()
     assert "it ends when the sweep goes on" in tune_stop(tmp_path, "trial_00002")
     assert SweepPaths(root=tmp_path).stop_mark("trial_00002").exists()
