@@ -195,6 +195,10 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "run_experiments": "use a Tuner for each.",
     },
     **_OTHER_SEARCHES,
+    "hpctrain.tune.logger": dict.fromkeys(
+        ("CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback", "TBXLoggerCallback"),
+        _TRACKER,
+    ),
     "hpctrain.tune.stopper": {
         "CombinedStopper": "a dict of RunConfig(stop=...) may have several criteria.",
         "ExperimentPlateauStopper": "use TuneConfig(time_budget_s=...), or a TrialScheduler.",

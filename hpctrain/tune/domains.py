@@ -13,11 +13,14 @@ from hpctrain.checks import is_number, plain_number, shown
 from hpctrain.errors import ConfigError
 from hpctrain.unresolved import Unresolved
 
+_RNG = random.Random()
+"""Draws for who looks at a domain by hand; a sweep has generators of its own."""
+
 
 class Domain(Unresolved):
     """What the value of a parameter is drawn from."""
 
-    def sample(self, rng: random.Random) -> Any:
+    def sample(self, rng: random.Random | None = None) -> Any:
         """Return a value. Not collective."""
         raise NotImplementedError
 
@@ -33,9 +36,9 @@ class Float(Domain):
     q: float | None = None
     """The value is a multiple of it."""
 
-    def sample(self, rng: random.Random) -> float:
+    def sample(self, rng: random.Random | None = None) -> float:
         """Return a number. Not collective."""
-        value = _draw(rng, self.lower, self.upper, log=self.log)
+        value = _draw(rng or _RNG, self.lower, self.upper, log=self.log)
         return value if self.q is None else float(round(value / self.q) * self.q)
 
 
@@ -50,15 +53,15 @@ class Integer(Domain):
     q: int = 1
     """The value is a multiple of it."""
 
-    def sample(self, rng: random.Random) -> int:
+    def sample(self, rng: random.Random | None = None) -> int:
         """Return a number. Not collective."""
         first = -(-self.lower // self.q)
         end = self.upper if self.q == 1 else self.upper // self.q + 1
         if self.log:
             # exp(log(x)) can be a little less than x.
-            index = min(max(int(_draw(rng, first, end, log=True)), first), end - 1)
+            index = min(max(int(_draw(rng or _RNG, first, end, log=True)), first), end - 1)
         else:
-            index = rng.randrange(first, end)
+            index = (rng or _RNG).randrange(first, end)
         return index * self.q
 
 
@@ -71,9 +74,9 @@ class Normal(Domain):
     q: float | None = None
     """The value is a multiple of it."""
 
-    def sample(self, rng: random.Random) -> float:
+    def sample(self, rng: random.Random | None = None) -> float:
         """Return a number. Not collective."""
-        value = rng.gauss(self.mean, self.sd)
+        value = (rng or _RNG).gauss(self.mean, self.sd)
         return value if self.q is None else float(round(value / self.q) * self.q)
 
 
@@ -83,9 +86,9 @@ class Categorical(Domain):
 
     categories: Sequence[Any]
 
-    def sample(self, rng: random.Random) -> Any:
+    def sample(self, rng: random.Random | None = None) -> Any:
         """Return one of them. Not collective."""
-        return self.categories[rng.randrange(len(self.categories))]
+        return self.categories[(rng or _RNG).randrange(len(self.categories))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ class Grid(Domain):
 
     values: Sequence[Any]
 
-    def sample(self, rng: random.Random) -> Any:
+    def sample(self, rng: random.Random | None = None) -> Any:
         """Refuse: a grid is not drawn from."""
         raise AssertionError("a grid has combinations")
 
@@ -110,7 +113,7 @@ class Function(Domain):
         """Find out how it is called."""
         object.__setattr__(self, "takes_config", _takes_config(self.func))
 
-    def sample(self, rng: random.Random) -> Any:
+    def sample(self, rng: random.Random | None = None) -> Any:
         """Refuse: it is called with the other values."""
         raise AssertionError("a function is called")
 

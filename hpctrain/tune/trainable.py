@@ -93,7 +93,9 @@ def _scaling_of(resources: Any) -> ScalingConfig:
             f"{{'cpu': 2, 'gpu': 1}}, or a ScalingConfig, or a function that returns one of them."
         )
     if unknown := sorted(map(str, set(resources) - set(_RESOURCES))):
-        meant = did_you_mean(unknown[0], _RESOURCES) or f"There are {', '.join(_RESOURCES)}."
+        meant = (
+            did_you_mean(unknown[0].lower(), _RESOURCES) or f"There are {', '.join(_RESOURCES)}."
+        )
         raise ConfigError(f"with_resources() has no resource {unknown[0]!r}. {meant}")
     return ScalingConfig(
         use_gpu=bool(resources.get("gpu")),
@@ -136,6 +138,7 @@ def check_trainable(trainable: object) -> None:
             f"Tuner({shown(trainable)}): a function of a config, or a trainer such as "
             f"TorchTrainer(...), is needed."
         )
+    _check_arguments(trainable)
     call = getattr(trainable, "__call__", None)  # noqa: B004
     for function in (trainable, call):
         for is_kind, kind in _NOT_RUN_BY_A_CALL:
@@ -144,6 +147,24 @@ def check_trainable(trainable: object) -> None:
                     f"Tuner({shown(trainable)}): it is {kind}, of which a call runs nothing. A "
                     f"function is needed that calls hpctrain.report()."
                 )
+
+
+def _check_arguments(function: Callable[..., Any]) -> None:
+    """Refuse a function that needs more than a configuration."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        # It is refused, with the reason, where a trial is made of it.
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+    if len(needed) > 1:
+        name, more = getattr(function, "__name__", repr(function)), needed[1]
+        raise ConfigError(
+            f"{name}({', '.join(needed)}) takes {len(needed)} arguments. A trial calls it with "
+            f"its configuration; give it the others before: tune.with_parameters({name}, "
+            f"{more}=...)."
+        )
 
 
 _NOT_RUN_BY_A_CALL = (

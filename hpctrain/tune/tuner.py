@@ -269,6 +269,7 @@ class Tuner:
         *,
         resume_errored: bool = False,
         restart_errored: bool = False,
+        resume_unfinished: bool = True,
         param_space: Mapping[str, Any] | None = None,
     ) -> Tuner:
         """Return a tuner whose ``fit()`` goes on with a sweep. Not collective.
@@ -287,6 +288,8 @@ class Tuner:
             Whether trials that failed resume from their newest checkpoint.
         restart_errored
             Whether they begin anew.
+        resume_unfinished
+            Ray Tune's argument: they always are.
         param_space
             Ray Tune's argument: not needed, since the search space is stored. It has to be as it
             was.
@@ -294,8 +297,8 @@ class Tuner:
         Raises
         ------
         ConfigError
-            If there is no sweep, others could have written its pickle, or the search space is
-            another one.
+            If there is no sweep, others could have written its pickle, the search space is
+            another one, or trials are not to be resumed.
         """
         paths = SweepPaths(root=Path(path).absolute())
         record = read_record(paths)
@@ -303,6 +306,11 @@ class Tuner:
         if resume_errored and restart_errored:
             raise ConfigError(
                 "restore(resume_errored=True, restart_errored=True): a trial can do one of both."
+            )
+        if not resume_unfinished:
+            raise ConfigError(
+                "restore(resume_unfinished=False): trials that have not ended always go on. "
+                "hpctrain tune stop SWEEP TRIAL ends one for good; get_results() runs none."
             )
         stored = StoredTuner.read(paths)
         if param_space is not None and not is_same(dict(param_space), dict(stored.space)):

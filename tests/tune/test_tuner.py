@@ -363,6 +363,14 @@ def noop(config: dict[str, Any]) -> None:
             "Did you mean 'cpu'",
         ),
         (
+            lambda **o: tune.Tuner(tune.with_resources(noop, {"CPU": 2}), **o),
+            "Did you mean 'cpu'",
+        ),
+        (
+            lambda **o: tune.Tuner(lambda config, data: None, **o),
+            r"takes 2 arguments.*tune\.with_parameters\(<lambda>, data=\.\.\.\)",
+        ),
+        (
             lambda **o: tune.Tuner(noop, param_space={"a": tune.sample_from(lambda: 1 / 0)}, **o),
             "ZeroDivisionError",
         ),
@@ -643,3 +651,5 @@ def test_a_search_space_that_is_given_again_has_to_be_the_same(tmp_path: Path) -
     assert len(restored.get_results()) == 1
     with pytest.raises(ConfigError, match="it is not the search space of"):
         tune.Tuner.restore(tmp_path / "sweep", noop, param_space=space(2))
+    with pytest.raises(ConfigError, match="trials that have not ended always go on"):
+        tune.Tuner.restore(tmp_path / "sweep", noop, resume_unfinished=False)

@@ -332,6 +332,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
         tune.randint(np.float64(1), 3)  # type: ignore[arg-type]
 
 
+def test_a_domain_may_be_drawn_from_by_hand() -> None:
+    for domain in (tune.uniform(0, 1), tune.qrandint(0, 4, 2), tune.choice([0, 1]), tune.randn()):
+        assert -99 < domain.sample() < 99
+
+
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
     [
@@ -343,6 +348,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ("schedulers", "create_scheduler", "ASHAScheduler"),
         ("stopper", "MaximumIterationStopper", "training_iteration"),
         ("stopper", "TimeoutStopper", "time_budget_s"),
+        ("logger", "JsonLoggerCallback", "hpctrain.callbacks"),
     ],
 )
 def test_a_search_or_scheduler_of_ray_tune_is_answered_with_what_to_use(

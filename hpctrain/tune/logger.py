@@ -1,0 +1,9 @@
+"""Names of ``ray.tune.logger``: importing one says where it is."""
+
+from __future__ import annotations
+
+from hpctrain.lazy_names import at_first_use
+
+__all__: list[str] = []
+
+__getattr__, __dir__ = at_first_use(__name__, {})
