@@ -358,6 +358,9 @@ _TRIAL = (
     ("config", "object", "its configuration; what JSON cannot hold is text"),
     ("metrics", "object", "rank 0's metrics of that report"),
     ("reason", "string|null", "why it was stopped, or failed"),
+    ("job_id", "string|null", "its Slurm job, with ``TuneConfig(launcher='jobs')``"),
+    ("job_state", "string|null", "Slurm's state of that, if its run is not over"),
+    ("job_reason", "string|null", "Slurm's reason why it is pending"),
 )
 _SWEPT = (
     ("trials", "integer", "how many have been made"),

@@ -10,6 +10,7 @@ import typer
 
 from hpctrain.cli.options import JsonOption
 from hpctrain.cli.tune_export import export
+from hpctrain.cli.tune_jobs import TrialJob, find_jobs
 from hpctrain.cli.tune_logs import logs
 from hpctrain.cli.tune_stop import stop
 from hpctrain.cli.tune_sweep import SweepArgument, read_sweep
@@ -26,6 +27,7 @@ tune_app = typer.Typer(
     add_completion=False,
 )
 _COLUMNS = ("TRIAL", "STATE", "REPORTS", "CONFIG", "METRICS")
+_COLUMNS_WITH_JOBS = ("TRIAL", "STATE", "JOB", "REPORTS", "CONFIG", "METRICS")
 _NARROWEST = 40
 # Added to each report, for schedulers.
 _ADDED = ("training_iteration", "time_total_s", "trial_id")
@@ -49,14 +51,13 @@ def status(sweep: SweepArgument, json: JsonOption = False) -> None:
     print(show_controls(describe(found, width=width)))
     if not found["trials"]:
         return
-    rows: Sequence[Sequence[str]] = [_COLUMNS, *map(_row, found["trials"])]
+    has_jobs = any(trial["job_id"] for trial in found["trials"])
+    columns = _COLUMNS_WITH_JOBS if has_jobs else _COLUMNS
+    cells = [_row(trial, has_jobs=has_jobs) for trial in found["trials"]]
+    rows: Sequence[Sequence[str]] = [columns, *cells]
     if width is not None:
         rows = fit_rows(
-            rows[1:],
-            width=width,
-            columns=_COLUMNS,
-            names={"CONFIG": (24, 12)},
-            optional=("REPORTS",),
+            cells, width=width, columns=columns, names={"CONFIG": (24, 12)}, optional=("REPORTS",)
         )
     print(show_controls(render_rows(rows[1:], rows[0])))
 
@@ -118,6 +119,7 @@ def to_json(paths: SweepPaths, record: SweepRecord) -> dict[str, Any]:
 
     reason = None if record.ended is None else record.ended.get("reason")
     state = find_state(paths, record)
+    jobs = find_jobs(paths, record)
     return {
         "name": paths.root.name,
         "path": str(paths.root),
@@ -127,7 +129,10 @@ def to_json(paths: SweepPaths, record: SweepRecord) -> dict[str, Any]:
         "metric": record.started.get("metric"),
         "mode": record.started.get("mode"),
         "seed": record.started.get("seed"),
-        "trials": [_describe_trial(paths, trial, state) for trial in record.trials.values()],
+        "trials": [
+            {**_describe_trial(paths, trial, state), **jobs.get(name, TrialJob()).to_json()}
+            for name, trial in record.trials.items()
+        ],
     }
 
 
@@ -210,16 +215,19 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
     return line
 
 
-def _row(trial: dict[str, Any]) -> list[str]:
+def _row(trial: dict[str, Any], *, has_jobs: bool) -> list[str]:
     from hpctrain.rundir.display import format_metrics, one_line
 
+    job = TrialJob(state=trial["job_state"], reason=trial["job_reason"])
+    metrics = format_metrics(trial["metrics"], most=3)
     cells = (
         trial["trial"],
         trial["state"],
+        *([trial["job_id"] or ""] if has_jobs else []),
         str(trial["reports"]),
         format_metrics(trial["config"]),
         (trial["reason"] or "").split("\n")[0]
-        if trial["state"] == "ERROR" or not trial["metrics"]
-        else format_metrics(trial["metrics"], most=3),
+        if trial["state"] == "ERROR" or not (trial["metrics"] or job.wait)
+        else "  ".join(filter(None, (job.wait, metrics))),
     )
     return [one_line(cell) for cell in cells]

@@ -51,7 +51,10 @@ def _stop_trial(sweep: SweepArgument, trial: str, *, now: bool) -> str:
     paths, record = read_sweep(sweep)
     mark_stopped(SweepPaths(root=run.root.parent), trial)
     if status is not None and not status.state.is_final:
-        cancel_run(run, now=now)
+        done = cancel_run(run, now=now)
+        if status.launcher == "slurm":
+            # A job that has not begun was cancelled instead.
+            return done
         return f"{trial} was ended." if now else f"asked {trial} to stop at its next report."
     waits = "has not begun" if status is None else "waits"
     when = "now" if find_state(paths, record) == "running" else "when the sweep goes on"

@@ -150,6 +150,7 @@ def submit_prepared(
     *,
     slot: Mapping[str, str] | None = None,
     policy: ExistingPolicy | None = None,
+    warns: bool = True,
 ) -> RunHandle:
     """Begin what is prepared as `submit` does, or find what is there under its name.
 
@@ -161,6 +162,8 @@ def submit_prepared(
         Variables of a run in the background that begins at once; None if it waits for its turn.
     policy
         As of `begin_or_find`.
+    warns
+        Whether to ask Slurm, and warn, of limits that its job is beyond.
 
     Raises
     ------
@@ -168,7 +171,9 @@ def submit_prepared(
         As of `submit`.
     """
     in_background = submission.plan.launcher != "slurm"
-    existing = _begin_or_find(submission, in_background=in_background, slot=slot, policy=policy)
+    existing = _begin_or_find(
+        submission, in_background=in_background, slot=slot, policy=policy, warns=warns
+    )
     paths = submission.request.paths
     if environ.detach_requested() and existing is not Existing.FINISHED:
         from hpctrain.launch.detach import print_job_id
@@ -196,6 +201,7 @@ def _begin_or_find(
     slot: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,
     policy: ExistingPolicy | None = None,
+    warns: bool = True,
 ) -> Existing:
     """Begin the run unless it is there; return which of both it was.
 
@@ -215,7 +221,9 @@ def _begin_or_find(
         raise SystemExit(0)
     check_run_directory(request.paths.root)
     _await_submission(request.paths)
-    begin = partial(_begin, submission, in_background=in_background, slot=slot, before=before)
+    begin = partial(
+        _begin, submission, in_background=in_background, slot=slot, before=before, warns=warns
+    )
     existing = begin_or_find(submission, begin, policy)
     if existing is Existing.FINISHED and request.run_config.verbose:
         log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
@@ -230,6 +238,7 @@ def prepare(
     share: Mapping[str, AllocatedNode] | None = None,
     files: ModuleFiles | None = None,
     stops_exactly: bool = False,
+    job_name: str | None = None,
 ) -> Submission:
     """Return a request that is ready to be launched. Not collective. Nothing is written.
 
@@ -241,6 +250,8 @@ def prepare(
         What the run has of nodes of the allocation, beside other runs; None is all of them.
     files, stops_exactly
         As of `make_spec`.
+    job_name
+        As of `make_plan`.
 
     Raises
     ------
@@ -249,7 +260,7 @@ def prepare(
     """
     if launcher == "slurm":
         request = override_slurm(request, environ.slurm_overrides())
-    plan, site = make_plan(request, launcher, share=share)
+    plan, site = make_plan(request, launcher, share=share, job_name=job_name)
     spec = make_spec(
         request, plan, in_background=in_background, files=files, stops_exactly=stops_exactly
     )
@@ -271,6 +282,7 @@ def _begin(
     in_background: bool,
     slot: Mapping[str, str] | None,
     before: Callable[[], None] | None,
+    warns: bool,
 ) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     request = submission.request
@@ -287,7 +299,8 @@ def _begin(
         from hpctrain.launch.precheck import warn_of_limits
         from hpctrain.launch.slurm import submit_job
 
-        warn_of_limits(request, submission.plan)
+        if warns:
+            warn_of_limits(request, submission.plan)
         write_plan_and_spec(submission)
         submit_job(submission)
         return

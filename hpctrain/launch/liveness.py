@@ -230,7 +230,7 @@ class Liveness:
             log = self._paths.job_log(job.job_id)
             raise LaunchError(
                 explain_end(
-                    job, storage=str(self._paths.root), log_path=str(log), log=_last_lines(log)
+                    job, storage=str(self._paths.root), log_path=str(log), log=last_lines(log)
                 )
             )
         what = f"job {status.job_id}" + (f" ({job.state})" if job else "")
@@ -247,7 +247,8 @@ class Liveness:
         )
 
 
-def _last_lines(log: Path) -> str:
+def last_lines(log: Path) -> str:
+    """Return the end of a log; empty if it cannot be read. Not collective."""
     try:
         end = read_end(log, _LOG_BYTES).decode(errors="replace")
         return "\n".join(end.splitlines()[-12:])

@@ -157,7 +157,9 @@ def _plan(
             )
     refuse_patterns(request.paths)
     directives = dict(recorded.directives)
-    if directives.get("job-name") == stored.spec.settings.name:
+    name = stored.spec.settings.name
+    # Of a run, and of a trial of a sweep.
+    if directives.get("job-name") in (name, f"{stored.plan.parent.parent.name}/{name}"):
         directives["job-name"] = request.paths.root.name
     directives.update(slurm)
     launch_plan = replace(

@@ -170,7 +170,11 @@ def override_slurm(request: Request, fields: Mapping[str, Any]) -> Request:
 
 
 def make_plan(
-    request: Request, launcher: str, *, share: Mapping[str, AllocatedNode] | None = None
+    request: Request,
+    launcher: str,
+    *,
+    share: Mapping[str, AllocatedNode] | None = None,
+    job_name: str | None = None,
 ) -> tuple[LaunchPlan, Site]:
     """Return on what a request runs. Not collective.
 
@@ -178,6 +182,8 @@ def make_plan(
     ----------
     share
         What the run has of nodes of the allocation, beside other runs; None is all of them.
+    job_name
+        Name of its job, if it has one; None is that of the run.
     """
     scaling = request.scaling_config
     site = load_site(scaling.slurm.site)
@@ -198,7 +204,9 @@ def make_plan(
         needs_answer = not environ.dry_run_requested()
         placement, _ = place_on_partition(scaling, site, needs_answer=needs_answer)
         assert request.run_config.name is not None
-        directives = make_directives(scaling, placement, site, job_name=request.run_config.name)
+        directives = make_directives(
+            scaling, placement, site, job_name=job_name or request.run_config.name
+        )
     elif launcher == "allocation":
         if share is None:
             placement, slots = _place_in_allocation(scaling, site)

@@ -18,6 +18,12 @@ _RETRY_INTERVAL_S = 2.0
 # 1: Memory required by task is not available" (seen with Slurm 22.05 in a job queued again).
 _PASSING = re.compile(r"[Uu]nable to (contact|create step)|timed out|try again|temporarily")
 
+# Limits of jobs that wait or run, as in "AssocMaxSubmitJobLimit" and "QOSGrpSubmitJobsLimit" of
+# squeue(1); and MaxJobCount of slurm.conf.
+_SUBMIT_LIMIT = re.compile(
+    r"(Assoc|QOS)\w*SubmitJobs?\w*Limit|job queue full|Unable to create job record"
+)
+
 # Of these, what srun does not wait for by itself.
 _REFUSED_STEP = re.compile(
     r"Unable to create step for job \S+: (?:Memory required by task is not available|"
@@ -128,6 +134,23 @@ def is_passing(printed: str) -> bool:
     Not collective.
     """
     return bool(_PASSING.search(printed))
+
+
+def find_submit_limit(printed: str) -> str | None:
+    """Return the limit of the number of jobs for which sbatch was refused one; None if for none.
+
+    Not collective.
+
+    Examples
+    --------
+    >>> find_submit_limit("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+    'QOSMaxSubmitJobPerUserLimit'
+    >>> find_submit_limit("sbatch: error: QOSMaxWallDurationPerJobLimit")
+    """
+    found = _SUBMIT_LIMIT.search(printed)
+    if found is None:
+        return None
+    return found[0] if found[1] else "MaxJobCount"
 
 
 def is_refused_for_now(printed: str) -> bool:

@@ -144,7 +144,7 @@ class SweepRecord:
     """What a ledger says."""
 
     started: Mapping[str, Any]
-    """The first event: metric, mode, seed and number of samples."""
+    """The first event: metric, mode, seed, number of samples and launcher."""
     trials: Mapping[str, Trial] = field(default_factory=dict)
     """By name, in the order in which they were made."""
     ended: Mapping[str, Any] | None = None
@@ -326,7 +326,7 @@ _KINDS: Mapping[str, Any] = {
     "gpus": list,
     "nodes": dict,
     "reports": int,
-    **dict.fromkeys(("reason", "metric", "mode", "job_id"), (str, type(None))),
+    **dict.fromkeys(("reason", "metric", "mode", "job_id", "launcher"), (str, type(None))),
     "seed": (int, type(None)),
     **dict.fromkeys(("donor", "checkpoint"), str),
     **dict.fromkeys(("number", "iteration", "report", "attempt"), int),

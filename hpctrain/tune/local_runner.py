@@ -41,7 +41,7 @@ _MOST_NAMED = 8
 
 
 @dataclass(kw_only=True)
-class _Watch:
+class Watch:
     """What has been seen of the run of a trial."""
 
     paths: RunPaths
@@ -50,6 +50,8 @@ class _Watch:
     clock: AttemptClock
     has_saved: bool = False
     has_begun: bool = False
+    status: RunStatus | None = None
+    """As it was last read."""
 
 
 class LocalRunner:
@@ -71,7 +73,7 @@ class LocalRunner:
         run_of: Callable[[str], Path],
     ) -> None:
         self._make_trainer, self._run_of = make_trainer, run_of
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, Watch] = {}
         self._clones = Clones(run_of)
         self._files = ModuleFiles()
         self._changes = CodeChanges(run_of)
@@ -98,12 +100,13 @@ class LocalRunner:
         return prepare(
             trainer._request().named(),
             self.launcher,
-            in_background=True,
+            in_background=self.launcher != "slurm",
             share=self._share_of(trial, trainer.scaling_config),
             # All trials run the same code, whatever is edited while the sweep goes on.
             files=self._files if trainer.run_config.snapshot else None,
             # As in Ray Tune, where the next report begins when the driver has seen the last one.
             stops_exactly=True,
+            job_name=self._job_name(trial),
         )
 
     def start(self, trial: Trial) -> None:
@@ -114,19 +117,16 @@ class LocalRunner:
         HpctrainError
             If it cannot begin.
         """
-        gpus = trial.slot.gpus
-        variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         submission = self.prepare(trial)
         self._changes.show(trial, submission.spec)
         paths = submission.request.paths
         # The sweep itself left it before its job was queued again.
         with suppress(OSError):
             paths.stop_request.unlink(missing_ok=True)
-        # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
-        submit_prepared(submission, slot=variables, policy="auto")
+        self._begin(trial, submission)
         # What was seen of an executor before says nothing about this one.
         watch = self._watch(trial)
-        watch.life = LifeTest(watch.paths, job_is_alive)
+        watch.life = self._make_life(watch.paths)
 
     def watch(self, trials: Sequence[Trial]) -> None:
         """Look at runs until it is known of each whether it goes on. Not collective.
@@ -163,7 +163,7 @@ class LocalRunner:
         if status is None or status.state is RunState.REFUSED:
             return False
         if status.state is RunState.STOPPED:
-            return _stop_mark(watch.paths).exists()
+            return self._is_stopped_for_good(watch.paths)
         # A process of another host is watched until it is known; mostly `watch` has done so.
         if status.state.is_final or watch.life.watch() or _is_final(watch.paths):
             return True
@@ -187,6 +187,7 @@ class LocalRunner:
         if has_died and (after := read_status(watch.paths)) is not None:
             is_over, status = after.state.is_final, after
             has_died = not is_over
+        watch.status = status
         lines = map(parse_json, watch.reports.read())
         reports = [self._report(trial, watch, line) for line in lines if is_report(line)]
         if status is None:
@@ -194,8 +195,8 @@ class LocalRunner:
         watch.has_begun = True
         if not is_over and not has_died:
             return Look(reports=reports)
-        end = _end_of(watch.paths, status, has_died=has_died)
-        if (end.was_stopped or has_died) and _stop_mark(watch.paths).exists():
+        end = self._explain_death(watch, status) if has_died else _end_of(status)
+        if (end.was_stopped or has_died) and self._is_stopped_for_good(watch.paths):
             end = End(failed=False, was_stopped=True, is_for_good=True, reason=REASON)
         return Look(reports=reports, end=end)
 
@@ -273,8 +274,47 @@ class LocalRunner:
         except (HpctrainError, OSError) as error:
             log(f"warning: {error}")
 
+    def describe_left(self, trials: Sequence[Trial]) -> str:
+        """Return which trials still run when the tuner ends, for its last line. Not collective."""
+        names = ", ".join(trial.trial_id for trial in trials)
+        return f"; {names} still run" if names else ""
+
+    def _begin(self, trial: Trial, submission: Submission) -> None:
+        """Begin the run of a trial that is ready to begin."""
+        gpus = trial.slot.gpus
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
+        submit_prepared(submission, slot=variables, policy="auto")
+
+    def _job_name(self, trial: Trial) -> str | None:
+        """Return the name of the job of a trial; None where it has none."""
+        return None
+
+    def _make_life(self, paths: RunPaths) -> LifeTest:
+        """Return what finds out whether the executor of a run is at work."""
+        return LifeTest(paths, job_is_alive)
+
+    def _explain_death(self, watch: Watch, status: RunStatus) -> End:
+        """Return the end of a run whose executor is gone, and has not said so."""
+        reason = "its executor was killed"
+        self._record_end(watch.paths, reason)
+        log_path = watch.paths.executor_log
+        return End(failed=True, was_stopped=False, reason=f"{reason}: see {log_path}")
+
     @staticmethod
-    def _explain_missing(watch: _Watch) -> End:
+    def _record_end(paths: RunPaths, reason: str) -> None:
+        try:
+            record_end(paths, reason)
+        except OSError as error:
+            log(f"warning: {paths.status} cannot be written: {error.strerror}.")
+
+    @staticmethod
+    def _is_stopped_for_good(paths: RunPaths) -> bool:
+        """Return whether a person has stopped a trial."""
+        return _stop_mark(paths).exists()
+
+    @staticmethod
+    def _explain_missing(watch: Watch) -> End:
         """Return the end of a run without a status: removed, or never begun."""
         if not watch.has_begun and not watch.paths.metrics.exists():
             # Its start was interrupted.
@@ -289,18 +329,18 @@ class LocalRunner:
         """Return what a trial has of nodes of an allocation; None where it is in none."""
         return None
 
-    def _watch(self, trial: Trial) -> _Watch:
+    def _watch(self, trial: Trial) -> Watch:
         if (watch := self._watches.get(trial.trial_id)) is None:
             paths = RunPaths(self._run_of(trial.trial_id))
-            watch = self._watches[trial.trial_id] = _Watch(
+            watch = self._watches[trial.trial_id] = Watch(
                 paths=paths,
                 reports=Tail(paths.metrics),
-                life=LifeTest(paths, job_is_alive),
+                life=self._make_life(paths),
                 clock=AttemptClock(paths=paths),
             )
         return watch
 
-    def _report(self, trial: Trial, watch: _Watch, line: Mapping[str, Any]) -> Report:
+    def _report(self, trial: Trial, watch: Watch, line: Mapping[str, Any]) -> Report:
         iteration, seconds = self._done(
             trial, watch, line["report"], attempt=line["attempt"], time=line["time"]
         )
@@ -318,7 +358,7 @@ class LocalRunner:
         )
 
     def _done(
-        self, trial: Trial, watch: _Watch, report: int, *, attempt: int, time: float
+        self, trial: Trial, watch: Watch, report: int, *, attempt: int, time: float
     ) -> tuple[int, float]:
         """Return the reports and seconds that led to a report, also those of other trials."""
         origin = trial.origin_of(attempt)
@@ -329,14 +369,7 @@ class LocalRunner:
         return before.iteration + report - origin.report, before.seconds + since
 
 
-def _end_of(paths: RunPaths, status: RunStatus, *, has_died: bool) -> End:
-    if has_died:
-        reason = "its executor was killed"
-        try:
-            record_end(paths, reason)
-        except OSError as error:
-            log(f"warning: {paths.status} cannot be written: {error.strerror}.")
-        return End(failed=True, was_stopped=False, reason=f"{reason}: see {paths.executor_log}")
+def _end_of(status: RunStatus) -> End:
     if status.state is RunState.STOPPED:
         return End(failed=False, was_stopped=True, reason=status.error or "it was stopped")
     failed = status.state is not RunState.FINISHED

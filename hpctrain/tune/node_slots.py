@@ -140,6 +140,14 @@ class NodeSlots:
         """Free the slots of a trial, if it has some. Not collective."""
         self._taken.pop(trial, None)
 
+    def put_off(self, trial: str) -> bool:
+        """Free the slots of a trial that cannot begin now; return that this is news.
+
+        Not collective.
+        """
+        self.give_back(trial)
+        return True
+
     def leave_out(self, node: str, reason: str) -> bool:
         """Use a node no more; return whether that is news. Not collective."""
         if node in self.lost or node not in self._nodes:

@@ -14,10 +14,11 @@ from typing import Literal
 
 from hpctrain import environ
 from hpctrain.config import RunConfig, ScalingConfig
+from hpctrain.environ import Home
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.claim import claimed, find_claim, release_claim
 from hpctrain.launch.fit import refuse_nested_fit
-from hpctrain.launch.request import choose_launcher
+from hpctrain.launch.request import choose_launcher, current_home
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
 from hpctrain.own_files import DIRECTORY_MODE
@@ -28,6 +29,7 @@ from hpctrain.tune.ledger import SweepPaths, SweepRecord
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.person_stops import read_stop_request
 from hpctrain.tune.slots import Capacity, Slots
+from hpctrain.tune.tune_config import TuneConfig
 from hpctrain.tune.tuner_life import TunerLife, has_life, shown_alive
 from hpctrain.worker.bootstrap import visible_gpus
 
@@ -177,17 +179,25 @@ def _own_node() -> AllocatedNode | None:
     return read_allocation(environ.environment(), [name], {})[name]
 
 
-def find_launcher(run_config: RunConfig) -> Literal["local", "allocation"]:
-    """Return how trials start: ``local``, or ``allocation`` on the nodes of one. Not collective.
+def find_launcher(
+    run_config: RunConfig, tune_config: TuneConfig
+) -> Literal["local", "allocation", "slurm"]:
+    """Return how trials start: ``local``, ``allocation`` on the nodes of one, ``slurm`` as jobs.
 
-    In an allocation of one node, from that node itself, trials are processes of it.
+    Not collective. In an allocation of one node, from that node itself, trials are processes of it.
 
     Raises
     ------
     ConfigError
-        If this process is a rank, on a login node of Slurm, or in an allocation that is over.
+        If this process is a rank, on a login node of Slurm without ``launcher="jobs"``, elsewhere
+        with it, or in an allocation that is over.
+    LaunchError
+        If it is not known whether this is a login node, since Slurm does not answer.
     """
     refuse_nested_fit("Tuner.fit")
+    if tune_config.launcher is not None:
+        _check_jobs(run_config)
+        return "slurm"
     launcher = choose_launcher(ScalingConfig(), run_config)
     if launcher == "spmd":
         raise ConfigError(
@@ -197,8 +207,9 @@ def find_launcher(run_config: RunConfig) -> Literal["local", "allocation"]:
     if launcher == "slurm":
         raise ConfigError(
             "a sweep runs its trials on this machine, or on the nodes of the allocation that it is "
-            "in, and this is a login node of Slurm. Start the script in an allocation (sbatch or "
-            "salloc) or, if trials may run here, with RunConfig(launcher='local')."
+            "in, and this is a login node of Slurm. Give each trial a job of its own, with "
+            "TuneConfig(launcher='jobs', max_jobs=...); start the script in an allocation (sbatch "
+            "or salloc); or, if trials may run here, with RunConfig(launcher='local')."
         )
     if launcher == "allocation":
         from hpctrain.slurm.job import refuse_ended_allocation
@@ -208,3 +219,38 @@ def find_launcher(run_config: RunConfig) -> Literal["local", "allocation"]:
     if launcher == "mpiexec":
         log("note: a sweep runs its trials on this machine, and leaves the other hosts alone.")
     return "local"
+
+
+def _check_jobs(run_config: RunConfig) -> None:
+    """Refuse ``TuneConfig(launcher="jobs")`` where no jobs can be submitted."""
+    asked = environ.requested_launcher() or run_config.launcher
+    if asked not in ("auto", "slurm"):
+        raise ConfigError(
+            f"TuneConfig(launcher='jobs') gives each trial a Slurm job, and launcher={asked!r} "
+            f"(RunConfig, --launcher or HPCTRAIN_LAUNCHER) starts them in another way. Leave one "
+            f"of the two out."
+        )
+    home = current_home()
+    if home is Home.ALLOCATION:
+        raise ConfigError(
+            f"TuneConfig(launcher='jobs') submits jobs from a login node, and this process is in "
+            f"job {environ.variable('SLURM_JOB_ID')}. Leave launcher and max_jobs out: trials run "
+            f"on slices of this allocation. Or start the script on a login node."
+        )
+    if home is Home.SPMD:
+        raise ConfigError(
+            "this process is one of several ranks, and a sweep submits its trials itself. Start "
+            "the script once, without srun or mpiexec."
+        )
+    if home is not Home.LOGIN:
+        raise ConfigError(
+            "TuneConfig(launcher='jobs') submits a Slurm job for each trial, and this machine "
+            "cannot submit jobs: there is no sbatch on PATH, or no slurm.conf. Start the script on "
+            "a login node, or leave launcher and max_jobs out, and trials run on this machine."
+        )
+    if environ.detach_requested():
+        raise ConfigError(
+            "'hpctrain submit' ends once a run is submitted, and a sweep with "
+            "TuneConfig(launcher='jobs') submits trials until the last one has ended. Start it "
+            "with: python SCRIPT (in tmux, if the connection may be lost)."
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.errors import HpctrainError
+from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.slots import Slots
@@ -40,7 +41,7 @@ class Queue:
         self,
         trials: Trials,
         source: ConfigSource,
-        slots: Slots | NodeSlots,
+        slots: Slots | NodeSlots | JobSlots,
         *,
         learners: Learners,
         transfers: Transfers,

@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hpctrain.errors import LaunchError
 from hpctrain.tune.slots import Need
 from hpctrain.tune.trial import Origin, Transfer, Trial
+
+
+class NotNowError(LaunchError):
+    """A run cannot begin now, for a reason that passes: its trial waits, and has not failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,10 @@ class TrialRunner(Protocol):
         """Return what a trial needs; raises ConfigError for a configuration without a sense."""
 
     def start(self, trial: Trial) -> None:
-        """Begin the run of a trial, or resume it from its checkpoint; returns at once."""
+        """Begin the run of a trial, or resume it from its checkpoint; returns at once.
+
+        Raises NotNowError if it cannot begin now, but may later.
+        """
 
     def watch(self, trials: Sequence[Trial]) -> None:
         """Look at trials, all at the same time, until `attach` knows of each what it does."""

@@ -146,6 +146,14 @@ class Slots:
         """Free the slot of a trial, if it has one. Not collective."""
         self._taken.pop(trial, None)
 
+    def put_off(self, trial: str) -> bool:
+        """Free the slot of a trial that cannot begin now; return that this is news.
+
+        Not collective.
+        """
+        self.give_back(trial)
+        return True
+
     def leave_out(self, node: str, reason: str) -> bool:
         """Return that this machine is not left out. Not collective."""
         return False

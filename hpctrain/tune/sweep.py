@@ -15,12 +15,13 @@ from hpctrain.errors import (
 )
 from hpctrain.log import log
 from hpctrain.tune.adoption import replay
+from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
 from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.queue import Queue
-from hpctrain.tune.runner import End, Report, TrialRunner
+from hpctrain.tune.runner import End, NotNowError, Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import Slots
@@ -76,7 +77,7 @@ class Sweep:
         scheduler: TrialScheduler,
         search: SearchAlgorithm | None,
         runner: TrialRunner,
-        slots: Slots | NodeSlots,
+        slots: Slots | NodeSlots | JobSlots,
         ledger: SweepLedger,
         rules: SweepRules,
         show: Callable[[str], None] = lambda line: None,
@@ -116,6 +117,11 @@ class Sweep:
         """The trials by name, in the order in which they were made."""
         return self._trials.by_id
 
+    @property
+    def at_work(self) -> list[Trial]:
+        """Those with a run that goes on."""
+        return self._trials.at_work
+
     def run(self) -> None:
         """Run all trials. Not collective.
 
@@ -130,7 +136,7 @@ class Sweep:
         SupersededError
             If another process runs the sweep; the trials are left to it.
         KeyboardInterrupt
-            After Ctrl-C, once all trials have stopped.
+            After Ctrl-C, once all trials have stopped, if the rules say so.
         """
         deadline = self._clock() + self._rules.time_budget_s
         try:
@@ -143,6 +149,10 @@ class Sweep:
                 self._sleep(_POLL_S)
         except SupersededError:
             # The trials are of another tuner now.
+            raise
+        except KeyboardInterrupt:
+            if self._rules.ends_at_interrupt:
+                self._interrupt()
             raise
         except BaseException:
             self._interrupt()
@@ -236,6 +246,9 @@ class Sweep:
                     return
                 trial.slot = slot
                 self._begin(trial)
+            except NotNowError as error:
+                self._put_off(trial, str(error))
+                return
             except HpctrainError as error:
                 self._slots.give_back(trial.trial_id)
                 if not self._has_begun and isinstance(error, ConfigError):
@@ -251,6 +264,12 @@ class Sweep:
         self._runner.start(trial)
         self._has_begun = True
         self._show(f"{trial.trial_id} {verb}: {describe_values(trial.config)}")
+
+    def _put_off(self, trial: Trial, reason: str) -> None:
+        """Let a trial that cannot begin now wait."""
+        self._change(trial, TrialEvent.INTERRUPTED, reason=reason)
+        if self._slots.put_off(trial.trial_id):
+            self._show(f"{trial.trial_id} waits, and is tried again later: {reason}")
 
     def _take_report(self, trial: Trial, report: Report) -> None:
         if report.number <= trial.reports and report.attempt <= trial.attempt:

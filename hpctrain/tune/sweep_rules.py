@@ -24,6 +24,8 @@ class SweepRules:
     time_budget_s: float = math.inf
     fail_fast: bool | Literal["raise"] = False
     """Whether the first trial that fails ends all."""
+    ends_at_interrupt: bool = True
+    """Whether Ctrl-C stops the trials, or leaves them at work."""
     stop_patience_s: float = timeouts.TRIAL_STOP_S
     """Seconds after which a trial that was asked to stop is ended."""
 

@@ -56,6 +56,12 @@ def _most_trials(what: str, value: Any) -> Any:
     return value or None
 
 
+def _most_jobs(what: str, value: Any) -> Any:
+    value = plain_number(value)
+    check_count(what, value, at_least=1)
+    return value
+
+
 @checked(
     metric=optional(text),
     mode=optional(choice("min", "max")),
@@ -65,6 +71,8 @@ def _most_trials(what: str, value: Any) -> Any:
     max_concurrent_trials=optional(_most_trials),
     time_budget_s=optional(_budget),
     seed=optional(_seed),
+    launcher=optional(choice("jobs")),
+    max_jobs=optional(_most_jobs),
 )
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:
@@ -84,12 +92,18 @@ class TuneConfig:
     """How often the grids of ``param_space`` are gone through; without a grid, the number of
     trials."""
     max_concurrent_trials: int | None = None
-    """Trials at the same time, if the CPUs, GPUs and memory of the machine allow so many."""
+    """Trials at the same time, if the CPUs, GPUs and memory of the machine allow so many. Of jobs,
+    the smaller one of it and `max_jobs` counts."""
     time_budget_s: float | timedelta | None = None
     """Seconds after which all trials are stopped."""
     seed: int | None = None
     """Makes the draws repeatable: the same seed and space give the same configurations. None: a new
     one, which ``tune.jsonl`` records."""
+    launcher: str | None = None
+    """``"jobs"``: each trial is a Slurm job, submitted from a login node. None: trials run on this
+    machine, or on the nodes of the allocation."""
+    max_jobs: int | None = None
+    """Jobs that are pending or running at the same time, with ``launcher="jobs"``. None: 8."""
 
     __repr__ = show_changes
 
@@ -99,6 +113,12 @@ class TuneConfig:
             raise ConfigError(
                 f"TuneConfig(metric={self.metric!r}) needs mode='min' or mode='max': whether small "
                 f"or large values are better."
+            )
+        if self.max_jobs is not None and self.launcher is None:
+            raise ConfigError(
+                f"TuneConfig(max_jobs={self.max_jobs}) is for trials that are jobs of Slurm: add "
+                f"launcher='jobs'. Of others max_concurrent_trials= says how many run at the same "
+                f"time."
             )
         if self.search_alg is not None and self.seed is not None:
             raise ConfigError(

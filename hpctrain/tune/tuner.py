@@ -8,9 +8,10 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -35,14 +36,18 @@ from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.allocation_runner import AllocationRunner
 from hpctrain.tune.first_trials import check_first_trials, make_source, print_first_plan
 from hpctrain.tune.job_end import JobEnd
+from hpctrain.tune.job_slots import JobSlots, most_jobs
+from hpctrain.tune.jobs_runner import JobsRunner
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, SweepRecord, put_configs, read_record
 from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.person_stops import PersonStops
 from hpctrain.tune.place import begin_anew, find_launcher, find_original, find_slots, held
 from hpctrain.tune.result_grid import ResultGrid, make_grid
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
 from hpctrain.tune.search.parameters import is_same
 from hpctrain.tune.shared_arguments import share_arguments
+from hpctrain.tune.slots import Slots
 from hpctrain.tune.stored_tuner import StoredTuner
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_rules import SweepRules, name_metrics
@@ -59,6 +64,11 @@ from hpctrain.tune.variants import check_space
 from hpctrain.uncaught import show_as
 
 _OWNER_ONLY = 0o600
+_RUNNERS: Mapping[str, type[LocalRunner]] = {
+    "local": LocalRunner,
+    "allocation": AllocationRunner,
+    "slurm": JobsRunner,
+}
 
 
 class Tuner:
@@ -120,10 +130,11 @@ class Tuner:
             ``Tuner.restore()`` goes on in another one. Also if a person has stopped the sweep:
             ``hpctrain tune stop``.
         KeyboardInterrupt
-            After Ctrl-C, once the trials have stopped; ``Tuner.restore()`` goes on.
+            After Ctrl-C, once the trials have stopped, unless they are jobs, which go on;
+            ``Tuner.restore()`` goes on.
         """
-        launcher = find_launcher(self._run_config)
         config = self._tune_config
+        launcher = find_launcher(self._run_config, config)
         # A second fit() of this Tuner begins with what the first one began with.
         stored = StoredTuner(space=self._space, tune_config=config, run_config=self._run_config)
         content = stored.to_bytes()
@@ -140,15 +151,20 @@ class Tuner:
         scheduler.set_search_properties(config.metric, config.mode)
         scheduler.check_sweep(self._space, config.search_alg)
         sharing = share_arguments(self._trainable)
-        make_runner = LocalRunner if launcher == "local" else AllocationRunner
-        runner = make_runner(
+        runner = _RUNNERS[launcher](
             lambda trial_id, values: make_trial_trainer(
                 sharing.trainable, values, self._run_config_of(paths, trial_id, launcher)
             ),
             paths.run,
         )
         source = make_source(config, self._space, seed)
-        make_slots = find_slots(launcher, config.max_concurrent_trials)
+        make_slots: Callable[[], Slots | NodeSlots | JobSlots]
+        if isinstance(runner, JobsRunner):
+            make_slots = partial(
+                runner.make_slots, most_jobs(config.max_jobs, config.max_concurrent_trials)
+            )
+        else:
+            make_slots = find_slots(launcher, config.max_concurrent_trials)
         first = check_first_trials(source, runner, make_slots)
         # It was checked, and is a number then.
         assert not isinstance(config.time_budget_s, timedelta)
@@ -156,6 +172,7 @@ class Tuner:
             metrics=name_metrics(config, scheduler),
             time_budget_s=float(config.time_budget_s or math.inf),
             fail_fast=self._run_config.failure_config.fail_fast,
+            ends_at_interrupt=launcher != "slurm",
         )
         check_run_directory(paths.root)
         if environ.dry_run_requested():
@@ -185,22 +202,23 @@ class Tuner:
             with errors_of_storage(RunPaths(paths.root)):
                 sharing.write(paths.root)
             if record is None:
-                self._begin(paths, content, seed)
+                self._begin(paths, content, seed, launcher)
             else:
                 self._go_on(paths, record, sweep, person)
-            self._run(sweep, paths, person)
+            self._run(sweep, runner, paths, person)
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
             self._show_end(sweep, paths)
         return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
 
-    def _run(self, sweep: Sweep, paths: SweepPaths, person: PersonStops) -> None:
+    def _run(
+        self, sweep: Sweep, runner: LocalRunner, paths: SweepPaths, person: PersonStops
+    ) -> None:
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
         try:
             sweep.run()
         except KeyboardInterrupt as error:
-            left = [t.trial_id for t in sweep.trials.values() if t.state is TrialState.RUNNING]
-            also = f"; {', '.join(left)} still run" if left else ""
-            log(f"interrupted; {how_to_go_on}{also}", new_line=True)
+            left = runner.describe_left(sweep.at_work)
+            log(f"interrupted; {how_to_go_on}{left}", new_line=True)
             show_as(error, "")
             raise
         except SupersededError:
@@ -376,7 +394,7 @@ class Tuner:
             )
 
     def _run_config_of(
-        self, paths: SweepPaths, trial_id: str, launcher: Literal["local", "allocation"]
+        self, paths: SweepPaths, trial_id: str, launcher: Literal["local", "allocation", "slurm"]
     ) -> RunConfig:
         return replace(
             self._run_config,
@@ -389,7 +407,7 @@ class Tuner:
             existing="auto",
         )
 
-    def _begin(self, paths: SweepPaths, content: bytes, seed: int) -> None:
+    def _begin(self, paths: SweepPaths, content: bytes, seed: int, launcher: str) -> None:
         config = self._tune_config
         write_atomic(paths.tuner, content, mode=_OWNER_ONLY, durable=True)
         SweepLedger(paths=paths).append(
@@ -402,6 +420,7 @@ class Tuner:
             mode=config.mode,
             num_samples=config.num_samples,
             seed=seed,
+            launcher=launcher,
         )
         self._show(f"sweep {paths.root.name}: {paths.root}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
-from hpctrain.tune.runner import End, Look, Report, Saved
+from hpctrain.tune.runner import End, Look, NotNowError, Report, Saved
 from hpctrain.tune.schedulers import FIFOScheduler, TrialScheduler
 from hpctrain.tune.slots import Capacity, Need, Slots
 from hpctrain.tune.source import SearchSource, VariantSource
@@ -44,6 +44,8 @@ class FakeRunner:
     ended: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     refuses: Mapping[str, Exception] = field(default_factory=dict)
+    begins_at: Mapping[str, float] = field(default_factory=dict)
+    """Times before which trials cannot begin."""
     interrupt_at: float = math.inf
 
     def script(self, trial: Trial) -> Script:
@@ -55,6 +57,8 @@ class FakeRunner:
     def start(self, trial: Trial) -> None:
         if trial.trial_id in self.refuses:
             raise self.refuses[trial.trial_id]
+        if self.now < self.begins_at.get(trial.trial_id, 0.0):
+            raise NotNowError("no more jobs now")
         self.started.append(trial.trial_id)
         self.at_work[trial.trial_id] = 0
         self.most_at_work = max(self.most_at_work, len(self.at_work))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError, LaunchError, TrainingFailedError, tune
-from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.rundir.reading import read_lines
+from hpctrain.tune.ledger import SweepPaths, is_event, read_record
 from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.trial import TRANSITIONS, TrialEvent, TrialState, next_state
@@ -25,6 +26,32 @@ def test_all_trials_run_and_no_more_at_once_than_fit(tmp_path: Path) -> None:
     assert states(sweep) == 7 * ["TERMINATED"]
     assert runner.most_at_work == 3
     assert len(set(runner.started)) == 7
+
+
+def test_a_trial_that_cannot_begin_now_waits_and_has_not_failed(tmp_path: Path) -> None:
+    runner = FakeRunner(capacity=3, begins_at={"trial_00000": 2.0, "trial_00002": 8.0})
+    sweep = make_sweep(runner, tmp_path, fail_fast=True)
+    sweep.run()
+    assert states(sweep) == 4 * ["TERMINATED"]
+    assert runner.now > 8
+    assert sorted(runner.started) == [f"trial_0000{number}" for number in range(4)], "each once"
+    events = read_lines(SweepPaths(root=tmp_path).events, is_event)
+    put_off = [event for event in events if event["event"] == "trial-interrupted"]
+    assert {event["reason"] for event in put_off} == {"no more jobs now"}
+
+
+def test_an_interrupt_that_leaves_trials_at_work_asks_none_to_stop(tmp_path: Path) -> None:
+    scripts = {f"trial_0000{number}": Script(values=[1.0] * 6) for number in range(2)}
+    runner = FakeRunner(scripts, interrupt_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        make_sweep(runner, tmp_path, num_samples=2, ends_at_interrupt=False).run()
+    assert not runner.asked
+    assert len(runner.at_work) == 2
+    sweep = make_sweep(runner, tmp_path, num_samples=2)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    sweep.run()
+    assert states(sweep) == 2 * ["TERMINATED"]
+    assert len(runner.started) == 2, "no trial was begun twice"
 
 
 def test_the_ledger_says_what_the_sweep_says_whatever_the_trials_do(
