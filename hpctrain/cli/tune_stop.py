@@ -52,8 +52,9 @@ def _stop_trial(sweep: SweepArgument, trial: str, *, now: bool) -> str:
     mark_stopped(SweepPaths(root=run.root.parent), trial)
     if status is not None and not status.state.is_final:
         done = cancel_run(run, now=now)
-        if status.launcher == "slurm":
-            # A job that has not begun was cancelled instead.
+        after = read_status(run)
+        if not now and after is not None and after.state.is_final:
+            # Its job had not begun.
             return done
         return f"{trial} was ended." if now else f"asked {trial} to stop at its next report."
     waits = "has not begun" if status is None else "waits"

@@ -159,7 +159,7 @@ def _plan(
     directives = dict(recorded.directives)
     name = stored.spec.settings.name
     # Of a run, and of a trial of a sweep.
-    if directives.get("job-name") in (name, f"{stored.plan.parent.parent.name}/{name}"):
+    if directives.get("job-name") in (name, f"{stored.plan.parent.parent.name}-{name}"):
         directives["job-name"] = request.paths.root.name
     directives.update(slurm)
     launch_plan = replace(

@@ -195,7 +195,7 @@ class JobsRunner(LocalRunner):
             )
 
     def _job_name(self, trial: Trial) -> str:
-        return f"{self._run_of(trial.trial_id).parent.name}/{trial.trial_id}"
+        return f"{self._run_of(trial.trial_id).parent.name}-{trial.trial_id}"
 
     def _begin(self, trial: Trial, submission: Submission) -> None:
         # The limits of all trials are alike, and so would be the warnings.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,68 @@ def test_the_trials_are_listed_and_how_to_go_on(sweep: Path) -> None:
     ]
     assert rows[1].endswith("out of memory")
     assert rows[2].endswith("loss=0.75"), "of the run, which goes on"
+
+
+@pytest.fixture
+def sweep_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a sweep of four trials: one ended, one at work, one in the queue, one without a job.
+
+    What is squeue here prints recorded lines.
+    """
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text("#!/bin/sh\nprintf '11|RUNNING|None\\n12|PENDING|Priority\\n'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    root = tmp_path / "jobs"
+    root.mkdir()
+    ledger = SweepLedger(paths=SweepPaths(root=root))
+    ledger.append("sweep-started", metric="loss", mode="min", seed=3, launcher="slurm")
+    for number, state in enumerate(["finished", "running", "submitted", None]):
+        name = f"trial_{number:05d}"
+        ledger.add_trial(Trial(trial_id=name, config={"lr": 0.1 * number}))
+        if state is None:
+            continue
+        ledger.append("trial-started", trial=name, gpus=[])
+        write_run(root / name, state, reports=1, metrics={"loss": 0.5})
+        paths = RunPaths(root / name)
+        status = RunStatus(
+            name=name, state=RunState(state), launcher="slurm", job_id=str(10 + number), attempt=1
+        )
+        write_status(paths, status.placed_in(paths.root))
+    ledger.append("trial-ended", trial="trial_00000", reports=1, metrics={"loss": 0.5})
+    return root
+
+
+def test_the_jobs_of_trials_are_shown_and_why_they_wait(sweep_of_jobs: Path) -> None:
+    _, _, columns, *rows = hpctrain_tune("status", sweep_of_jobs).splitlines()
+    assert columns.split() == ["TRIAL", "STATE", "JOB", "REPORTS", "CONFIG", "METRICS"]
+    assert [row.split()[:3] for row in rows] == [
+        ["trial_00000", "TERMINATED", "10"],
+        ["trial_00001", "RUNNING", "11"],
+        ["trial_00002", "RUNNING", "12"],
+        ["trial_00003", "PENDING", "0"],
+    ]
+    assert rows[1].endswith(" loss=0.5")
+    assert rows[2].endswith("waits (Priority)  loss=0.5")
+    found = json.loads(hpctrain_tune("status", sweep_of_jobs, "--json"))
+    check(found, schema("tune status"))
+    jobs = [(t["job_id"], t["job_state"], t["job_reason"]) for t in found["trials"]]
+    assert jobs == [
+        ("10", None, None),
+        ("11", "RUNNING", None),
+        ("12", "PENDING", "Priority"),
+        (None, None, None),
+    ]
+
+
+def test_jobs_are_shown_where_slurm_does_not_answer(
+    sweep_of_jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = json.loads(hpctrain_tune("status", sweep_of_jobs, "--json"))
+    assert [trial["job_id"] for trial in found["trials"]] == ["10", "11", "12", None]
+    assert {trial["job_state"] for trial in found["trials"]} == {None}
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -127,7 +127,7 @@ class Login:
         return {
             job_id: (name, state)
             for job_id, name, state in rows
-            if name.startswith("sweep/") and state in ("PENDING", "RUNNING")
+            if name.startswith("sweep-") and state in ("PENDING", "RUNNING")
         }
 
     def cancel_all(self) -> None:
@@ -201,7 +201,7 @@ def test_each_trial_is_a_job_and_never_are_there_more_than_max_jobs(
     assert "ended [0, 1, 2, 3, 4, 5] 0" in login.printed()
     assert max(map(len, seen)) <= 2
     names = {name for jobs in seen for name, _ in jobs.values()}
-    assert names <= {f"sweep/trial_0000{number}" for number in range(6)}
+    assert names <= {f"sweep-trial_0000{number}" for number in range(6)}
     assert len(names) >= 3, "it was looked often"
     jobs = [login.job_of(number) for number in range(6)]
     assert len(set(jobs)) == 6, "a job each, and no array"
@@ -365,7 +365,7 @@ def test_jobs_that_are_cancelled_or_die_before_they_begin_end_their_trials(
     held.start(waiting)
     assert not held.look(waiting).end
     (shown,) = login.jobs().values()
-    assert shown == ("sweep/trial_00000", "PENDING")
+    assert shown == ("sweep-trial_00000", "PENDING")
     login("scancel", login.job_of(0))
     end = wait_for_end(held, waiting)
     assert end.was_stopped
