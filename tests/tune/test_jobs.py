@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, SlurmConfig
+from hpctrain import ConfigError, DataParallelTrainer, Result, RunConfig, ScalingConfig, SlurmConfig
 from hpctrain.launch.life import LifeTest
 from hpctrain.launch.live_watch import JobBoard
 from hpctrain.rundir.paths import RunPaths
@@ -25,7 +25,7 @@ from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 from hpctrain.tune.job_life import JobLife
 from hpctrain.tune.jobs_runner import JobsRunner
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
-from hpctrain.tune.runner import End
+from hpctrain.tune.runner import End, NotNowError
 from hpctrain.tune.trial import Trial
 from tests.waiting import wait_until
 
@@ -399,6 +399,50 @@ def test_a_stop_takes_a_job_back_that_has_not_begun(
     end = wait_for_end(runner, trial)
     assert end.was_stopped
     assert not end.failed
+
+
+@pytest.mark.parametrize(
+    ("printed", "error", "says"),
+    [
+        ("Unable to contact slurm controller (connect failure)", NotNowError, "Unable to contact"),
+        (
+            "Unable to create job record, try again",
+            NotNowError,
+            r"no more jobs now \(MaxJobCount\)",
+        ),
+        ("QOSMaxSubmitJobPerUserLimit", NotNowError, r"\(QOSMaxSubmitJobPerUserLimit\)"),
+        ("QOSMaxWallDurationPerJobLimit", ConfigError, "QOSMaxWallDurationPerJobLimit"),
+        ("Invalid account or account/partition combination", ConfigError, "Invalid account"),
+    ],
+)
+def test_a_trial_waits_for_what_passes_and_is_refused_what_does_not(
+    printed: str,
+    error: type[Exception],
+    says: str,
+    virtual_slurm: VirtualCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sbatch is one of ours: these answers are hard to get from a cluster."""
+    for name, value in virtual_slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/sh\necho 'sbatch: error: {printed}' >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{path}")
+    runner = trials_runner(tmp_path / "sweep", SlurmConfig(sbatch_args=["--hold"]))
+    trial = Trial(trial_id="trial_00000", config={})
+    with pytest.raises(error, match=says):
+        runner.start(trial)
+    assert not runner.attach(trial), "no job waits or runs"
+    # Later it is taken.
+    monkeypatch.setenv("PATH", path)
+    runner.start(trial)
+    assert runner.attach(trial)
+    runner.end(trial)
+    assert wait_for_end(runner, trial).was_stopped
 
 
 @pytest.fixture(scope="module")
