@@ -229,7 +229,9 @@ class Executor:
             cause, kind = dead
             decision = decide(kind, self._run_record.history, self._run_config.failure_config)
             if not decision.restart:
-                raise TrainingFailedError(f"the run is not begun again: {decision.reason}")
+                raise TrainingFailedError(
+                    f"{cause}, and the run is not begun again: {decision.reason}"
+                )
             self._note_restart(
                 cause,
                 decision,

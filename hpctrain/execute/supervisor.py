@@ -14,6 +14,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.errors import HpctrainError, RunStoppedError, SupersededError
 from hpctrain.execute.executor import Executor
+from hpctrain.execute.failure_policy import MAX_RESTARTS_WITHOUT_ATTEMPT
 from hpctrain.execute.fence import Fence
 from hpctrain.execute.fork_server import fork_server_for
 from hpctrain.execute.ownership import Ownership, await_ownership
@@ -28,7 +29,6 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory, digest_spec, read_spec
 
-_MAX_RESTARTS = 3
 _SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
@@ -46,7 +46,7 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
         return
     directory = HeldDirectory(paths)
     attempts, without_progress = count_attempts(paths), 0
-    while without_progress <= _MAX_RESTARTS and _is_here(directory):
+    while without_progress <= MAX_RESTARTS_WITHOUT_ATTEMPT and _is_here(directory):
         fence = Fence(paths)
         pid = os.fork()
         if pid == 0:

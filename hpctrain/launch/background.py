@@ -55,7 +55,8 @@ def start_in_background(submission: Submission, slot: Mapping[str, str] | None =
         Variables of the run, which does not wait for its turn then; None if it waits.
     """
     paths, verbose = submission.request.paths, submission.request.run_config.verbose
-    turns, digest = _turn_file(), digest_spec(submission.spec_content)
+    digest = digest_spec(submission.spec_content)
+    turns = _turn_file() if slot is None else None
     with open(open_log(paths.executor_log), "ab") as output:
         process = subprocess.Popen(
             [
@@ -75,7 +76,7 @@ def start_in_background(submission: Submission, slot: Mapping[str, str] | None =
         started = process_start_time(process.pid) or 0
         status = initial_status(paths, submission.plan, submission.request.run_config)
         status = status.with_changes(owner_pid=process.pid, owner_start=started)
-        if slot is None:
+        if turns is not None:
             with open(turns, "ab") as queue:
                 queue.write(_ticket(process.pid, started))
             status = status.with_changes(phase=WAITS)

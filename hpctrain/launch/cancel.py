@@ -18,6 +18,7 @@ from hpctrain.rundir.reading import is_same_file
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent, RunState
 from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.rundir.sweep import sweep_of
 from hpctrain.slurm.job import cancel_job, find_job, find_script_of_job, scripts_of_jobs
 from hpctrain.slurm.validation_submission import record_file, validation_jobs
 
@@ -99,6 +100,9 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
         If it is on another host, or does not end.
     """
     refuse_unknown_process(paths, status)
+    if sweep_of(paths.root) is not None:
+        # Without it the tuner would start another one in its place.
+        request_stop(paths)
     if status.owner_host != socket.gethostname():
         raise ConfigError(
             f"{paths.root.name} is run by process {status.owner_pid} on {status.owner_host}, and "

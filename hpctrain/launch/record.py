@@ -46,7 +46,9 @@ def write_plan_and_spec(submission: Submission) -> None:
     paths.artifacts.mkdir(DIRECTORY_MODE, exist_ok=True)
     events = read_events(paths)
     # By starting its job again, Slurm has called fit() again.
-    continues = submission.plan.launcher != "slurm" and was_begun_by_this_job(events)
+    continues = submission.continues or (
+        submission.plan.launcher != "slurm" and was_begun_by_this_job(events)
+    )
     if not continues:
         # A stop that was requested before is of the run as it was before.
         paths.stop_request.unlink(missing_ok=True)

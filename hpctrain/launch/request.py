@@ -109,6 +109,9 @@ class Submission:
     spec: RunSpec
     replay_of: Origin | None = None
     """The run whose record this repeats; None for the request of a script."""
+    continues: bool = False
+    """Whether the run goes on by itself after its executor was killed, with what is left of its
+    budgets."""
 
     @functools.cached_property
     def spec_content(self) -> bytes:

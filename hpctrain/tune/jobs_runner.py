@@ -29,9 +29,10 @@ from hpctrain.slurm.job import Queue, explain_end, find_job
 from hpctrain.slurm.output import Job
 from hpctrain.tune.job_life import JobLife
 from hpctrain.tune.job_slots import JobSlots
-from hpctrain.tune.local_runner import LocalRunner, Watch
+from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.runner import End, Look, NotNowError
 from hpctrain.tune.trial import Trial
+from hpctrain.tune.watch import Watch
 
 _CANCELLED = "CANCELLED"
 # Its node is cleaned up; it counts for no limit any more.
@@ -212,7 +213,7 @@ class JobsRunner(LocalRunner):
         number = f"job {status.job_id}"
         if job is not None and job.state.startswith(_CANCELLED):
             reason = f"{number} was cancelled" + ("" if has_begun else " before it began")
-            self._record_end(watch.paths, reason)
+            watch.record_end(reason)
             return End(failed=False, was_stopped=True, reason=reason)
         if job is not None and not has_begun:
             log_path = watch.paths.job_log(job.job_id)
@@ -228,7 +229,7 @@ class JobsRunner(LocalRunner):
                 f"{number}{state} is over, and its executor has not written how it ended: see "
                 f"{watch.paths.job_log(status.job_id or '')}"
             )
-        self._record_end(watch.paths, _first_line(reason))
+        watch.record_end(_first_line(reason))
         return End(failed=True, was_stopped=False, reason=reason)
 
     def _is_alive(self, job_id: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from hpctrain.launch.cancel import end_process, record_end, request_stop
 from hpctrain.launch.fit import prepare, submit_prepared
 from hpctrain.launch.life import LifeTest, job_is_alive
 from hpctrain.launch.request import Submission
-from hpctrain.launch.tail import Tail
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.modules import ModuleFiles
@@ -26,7 +25,6 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.scaling_config import ScalingConfig
-from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.clones import Clones
 from hpctrain.tune.code_changes import CodeChanges
 from hpctrain.tune.ledger import SweepPaths
@@ -34,24 +32,11 @@ from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
 from hpctrain.tune.trial import Origin, Transfer, Trial
+from hpctrain.tune.watch import Watch, end_of
 
 _LOOK_INTERVAL_S = 0.5
 _QUIET_S = 3.0
 _MOST_NAMED = 8
-
-
-@dataclass(kw_only=True)
-class Watch:
-    """What has been seen of the run of a trial."""
-
-    paths: RunPaths
-    reports: Tail
-    life: LifeTest
-    clock: AttemptClock
-    has_saved: bool = False
-    has_begun: bool = False
-    status: RunStatus | None = None
-    """As it was last read."""
 
 
 class LocalRunner:
@@ -123,10 +108,9 @@ class LocalRunner:
         # The sweep itself left it before its job was queued again.
         with suppress(OSError):
             paths.stop_request.unlink(missing_ok=True)
-        self._begin(trial, submission)
-        # What was seen of an executor before says nothing about this one.
         watch = self._watch(trial)
-        watch.life = self._make_life(watch.paths)
+        self._begin(trial, replace(submission, continues=watch.is_orphaned))
+        watch.begin()
 
     def watch(self, trials: Sequence[Trial]) -> None:
         """Look at runs until it is known of each whether it goes on. Not collective.
@@ -195,7 +179,7 @@ class LocalRunner:
         watch.has_begun = True
         if not is_over and not has_died:
             return Look(reports=reports)
-        end = self._explain_death(watch, status) if has_died else _end_of(status)
+        end = self._explain_death(watch, status) if has_died else end_of(status)
         if (end.was_stopped or has_died) and self._is_stopped_for_good(watch.paths):
             end = End(failed=False, was_stopped=True, is_for_good=True, reason=REASON)
         return Look(reports=reports, end=end)
@@ -296,17 +280,7 @@ class LocalRunner:
 
     def _explain_death(self, watch: Watch, status: RunStatus) -> End:
         """Return the end of a run whose executor is gone, and has not said so."""
-        reason = "its executor was killed"
-        self._record_end(watch.paths, reason)
-        log_path = watch.paths.executor_log
-        return End(failed=True, was_stopped=False, reason=f"{reason}: see {log_path}")
-
-    @staticmethod
-    def _record_end(paths: RunPaths, reason: str) -> None:
-        try:
-            record_end(paths, reason)
-        except OSError as error:
-            log(f"warning: {paths.status} cannot be written: {error.strerror}.")
+        return watch.explain_death()
 
     @staticmethod
     def _is_stopped_for_good(paths: RunPaths) -> bool:
@@ -332,12 +306,7 @@ class LocalRunner:
     def _watch(self, trial: Trial) -> Watch:
         if (watch := self._watches.get(trial.trial_id)) is None:
             paths = RunPaths(self._run_of(trial.trial_id))
-            watch = self._watches[trial.trial_id] = Watch(
-                paths=paths,
-                reports=Tail(paths.metrics),
-                life=self._make_life(paths),
-                clock=AttemptClock(paths=paths),
-            )
+            watch = self._watches[trial.trial_id] = Watch.of(paths, self._make_life)
         return watch
 
     def _report(self, trial: Trial, watch: Watch, line: Mapping[str, Any]) -> Report:
@@ -367,14 +336,6 @@ class LocalRunner:
         since = watch.clock.seconds_until(time, attempt=attempt, after=origin.attempt)
         before = origin.transfer
         return before.iteration + report - origin.report, before.seconds + since
-
-
-def _end_of(status: RunStatus) -> End:
-    if status.state is RunState.STOPPED:
-        return End(failed=False, was_stopped=True, reason=status.error or "it was stopped")
-    failed = status.state is not RunState.FINISHED
-    reason = (status.error or "it failed") if failed else ""
-    return End(failed=failed, was_stopped=False, reason=reason)
 
 
 def _stop_mark(paths: RunPaths) -> Path:

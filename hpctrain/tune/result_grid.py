@@ -15,7 +15,6 @@ from hpctrain.metric_names import all_names, explain_unknown, find_number, has_m
 from hpctrain.result import Result
 from hpctrain.rundir.display import flatten
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.export import export_reports
 from hpctrain.tune.ledger import SweepPaths
@@ -78,7 +77,11 @@ class ResultGrid:
     @property
     def errors(self) -> list[Exception]:
         """The errors of the trials that failed."""
-        return [result.error for result in self if result.error is not None]
+        return [
+            result.error
+            for trial, result in zip(self._trials, self, strict=True)
+            if trial.state is TrialState.ERROR and result.error is not None
+        ]
 
     @property
     def num_errors(self) -> int:
@@ -293,8 +296,8 @@ def _result_of(paths: SweepPaths, trial: Trial) -> Result:
         result = Result(path=root, error=error)
     else:
         result = Result.from_path(root)
-        if trial.state is TrialState.TERMINATED and result.state == RunState.STOPPED.value:
-            # That the sweep has stopped it is no error.
+        if trial.state is TrialState.TERMINATED:
+            # That the sweep has stopped it is no error, nor how it ended once it was to stop.
             result.error = None
         elif trial.state is TrialState.ERROR and result.error is None:
             result.error = RunStoppedError(trial.reason)

@@ -53,6 +53,8 @@ class End:
     """Whether a person has stopped it: it does not go on, whatever else it was to do."""
     is_cut_off: bool = False
     """Whether its node was lost, or its job is about to end: it is to go on elsewhere, or later."""
+    is_orphaned: bool = False
+    """Whether its executor was killed, and another one is to go on with it."""
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
     """Nodes that it found lost, and why."""
 

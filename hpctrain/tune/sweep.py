@@ -321,6 +321,11 @@ class Sweep:
             if not end.lost_nodes:
                 self._cut_off = f"{trial.trial_id} was stopped for the end of its job"
             return
+        if end.is_orphaned and not is_to_end:
+            self._slots.give_back(trial.trial_id)
+            self._set_aside(trial)
+            self._show(f"{trial.trial_id} is to go on: {end.reason}")
+            return
         if end.failed and not was_stopping:
             self._fail(trial, end.reason)
             return

@@ -254,7 +254,7 @@ else:
 """
 
 
-def test_a_killed_executor_costs_its_trial_alone_and_a_killed_tuner_none(
+def test_a_killed_executor_is_replaced_and_a_killed_tuner_costs_no_trial(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
     names = [f"trial_0000{i}" for i in range(3)]
@@ -262,15 +262,23 @@ def test_a_killed_executor_costs_its_trial_alone_and_a_killed_tuner_none(
         wait_until(lambda: len(places(tmp_path)) == 3, lambda: printed(tmp_path), process=process)
         executors = [status_of(tmp_path, name).owner_pid for name in names]
         os.kill(executors[0], signal.SIGKILL)
-        wait_until(lambda: record(tmp_path).trials["trial_00000"].state.is_final, process=process)
+        wait_until(
+            lambda: len(Result.from_path(tmp_path / "sweep" / names[0]).attempts) == 2,
+            lambda: printed(tmp_path),
+            process=process,
+        )
         (claim,) = tmp_path.glob("sweep/.claim-*/owner")
         os.kill(json.loads(claim.read_text())["pid"], signal.SIGKILL)
         wait_until(lambda: "trial_00001 goes on" in printed(tmp_path), process=process)
         (tmp_path / "go").touch()
         assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
     assert "status -9" in printed(tmp_path)
-    assert "ended [1, 2, 3] 1" in printed(tmp_path)
-    assert "its executor was killed" in record(tmp_path).trials["trial_00000"].reason
+    assert "ended [1, 2, 3] 0" in printed(tmp_path)
+    assert "trial_00000 is to go on: its executor was killed" in printed(tmp_path)
+    killed = Result.from_path(tmp_path / "sweep" / names[0])
+    assert len(killed.attempts) == 2
+    steps = [metrics["step"] for metrics in killed.metrics_history]
+    assert steps == list(range(len(steps))), "nothing is left out"
     for name, executor in list(zip(names, executors, strict=True))[1:]:
         assert status_of(tmp_path, name).owner_pid == executor
         assert len(Result.from_path(tmp_path / "sweep" / name).attempts) == 1

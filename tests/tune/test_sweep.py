@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from hpctrain import ConfigError, LaunchError, TrainingFailedError, tune
 from hpctrain.rundir.reading import read_lines
 from hpctrain.tune.ledger import SweepPaths, is_event, read_record
+from hpctrain.tune.runner import End, Look
 from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler
 from hpctrain.tune.search import Searcher
-from hpctrain.tune.trial import TRANSITIONS, TrialEvent, TrialState, next_state
+from hpctrain.tune.trial import TRANSITIONS, Trial, TrialEvent, TrialState, next_state
 from tests.tune.played import FakeRunner, Script, make_sweep, states
 
 
@@ -230,6 +232,48 @@ def test_ctrl_c_stops_all_and_a_restored_sweep_resumes_them(tmp_path: Path) -> N
     second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
     second.run()
     assert states(second) == 3 * ["TERMINATED"]
+
+
+@dataclass
+class Orphaning(FakeRunner):
+    """The executor of one trial is killed at some looks, and another one is to go on."""
+
+    victim: str = "trial_00001"
+    deaths: int = 1
+
+    def look(self, trial: Trial) -> Look:
+        if trial.trial_id != self.victim or not self.deaths:
+            return super().look(trial)
+        self.deaths -= 1
+        del self.at_work[trial.trial_id]
+        return Look(end=End(failed=True, was_stopped=False, is_orphaned=True, reason="killed"))
+
+
+def test_a_trial_whose_executor_is_killed_goes_on_with_another_one(tmp_path: Path) -> None:
+    runner = Orphaning(deaths=2)
+    sweep = make_sweep(runner, tmp_path, fail_fast=True)
+    sweep.run()
+    assert states(sweep) == 4 * ["TERMINATED"]
+    assert runner.started.count("trial_00001") == 3
+    assert len(runner.started) == 6, "no other one begins again"
+    record = read_record(SweepPaths(root=tmp_path))
+    assert [t.state for t in record.trials.values()] == [t.state for t in sweep.trials.values()]
+
+
+def test_a_trial_that_is_to_stop_ends_when_its_executor_is_killed(tmp_path: Path) -> None:
+    runner = Orphaning({"trial_00000": Script(fails="broken")}, capacity=2, deaths=1)
+    look = runner.look
+
+    def look_late(trial: Trial) -> Look:
+        """Let the other one fail before."""
+        is_early = trial.trial_id == runner.victim and runner.now < 3
+        return Look() if is_early else look(trial)
+
+    runner.look = look_late  # type: ignore[method-assign]
+    sweep = make_sweep(runner, tmp_path, num_samples=2, fail_fast=True)
+    sweep.run()
+    assert states(sweep) == ["ERROR", "TERMINATED"]
+    assert runner.started == ["trial_00000", "trial_00001"]
 
 
 class _Own(Searcher):

@@ -1,0 +1,100 @@
+"""`Watch`: what a runner has seen of the run of a trial, and what its end means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpctrain.execute.failure_policy import MAX_RESTARTS_WITHOUT_ATTEMPT
+from hpctrain.launch.cancel import record_end
+from hpctrain.launch.life import LifeTest
+from hpctrain.launch.tail import Tail
+from hpctrain.log import log
+from hpctrain.rundir.ledger import count_attempts
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus
+from hpctrain.tune.attempt_clock import AttemptClock
+from hpctrain.tune.runner import End
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """What has been seen of the run of a trial."""
+
+    paths: RunPaths
+    reports: Tail
+    life: LifeTest
+    clock: AttemptClock
+    make_life: Callable[[RunPaths], LifeTest]
+    has_saved: bool = False
+    has_begun: bool = False
+    status: RunStatus | None = None
+    """As it was last read."""
+    is_orphaned: bool = False
+    """Whether its executor was killed, so that the next one continues with its budgets."""
+    _attempts: int = 0
+    """When the last executor was killed."""
+    _deaths: int = 0
+    """Executors in a row that were killed before they began an attempt."""
+
+    @classmethod
+    def of(cls, paths: RunPaths, make_life: Callable[[RunPaths], LifeTest]) -> Watch:
+        """Return the watch of a run of which nothing has been seen.
+
+        Not collective.
+
+        Parameters
+        ----------
+        make_life
+            Returns what finds out whether the executor of a run is at work.
+        """
+        return cls(
+            paths=paths,
+            reports=Tail(paths.metrics),
+            life=make_life(paths),
+            clock=AttemptClock(paths=paths),
+            make_life=make_life,
+        )
+
+    def begin(self) -> None:
+        """Note that an executor begins. Not collective."""
+        # What was seen of one before says nothing about this one.
+        self.life, self.is_orphaned = self.make_life(self.paths), False
+
+    def explain_death(self) -> End:
+        """Return the end of a run whose executor was killed, and write it down. Not collective."""
+        reason = "its executor was killed"
+        was_asked = self.paths.stop_request.exists()
+        self.record_end(reason)
+        if was_asked:
+            # By `hpctrain cancel --now`, or before it could stop.
+            return End(failed=False, was_stopped=True, reason="it was stopped")
+        # As the supervisor in a job decides: an executor that could begin an attempt has looked at
+        # the budgets; one that could not, has not.
+        attempts, before = count_attempts(self.paths), self._attempts
+        self._deaths = 0 if attempts > before else self._deaths + 1
+        self._attempts = attempts
+        self.is_orphaned = self._deaths <= MAX_RESTARTS_WITHOUT_ATTEMPT
+        return End(
+            failed=True,
+            was_stopped=False,
+            is_orphaned=self.is_orphaned,
+            reason=f"{reason}: see {self.paths.executor_log}",
+        )
+
+    def record_end(self, reason: str) -> None:
+        """Write down that the run is over, if that is possible. Not collective."""
+        try:
+            record_end(self.paths, reason)
+        except OSError as error:
+            log(f"warning: {self.paths.status} cannot be written: {error.strerror}.")
+
+
+def end_of(status: RunStatus) -> End:
+    """Return the end of a run whose executor has written it. Pure."""
+    if status.state is RunState.STOPPED:
+        return End(failed=False, was_stopped=True, reason=status.error or "it was stopped")
+    failed = status.state is not RunState.FINISHED
+    reason = (status.error or "it failed") if failed else ""
+    return End(failed=failed, was_stopped=False, reason=reason)
