@@ -51,6 +51,8 @@ class Queue:
         """Whether no more trials begin."""
         self.is_empty = False
         """Whether there was none at the last look, and none can come."""
+        self.why_empty = ""
+        """Why none can come before their number is reached; empty if there is no such reason."""
         self._number = 0
         self._trials, self._source, self._slots = trials, source, slots
         self._learners, self._transfers, self._fail = learners, transfers, fail
@@ -80,7 +82,9 @@ class Queue:
         if config is None:
             # With nothing at work there is nothing that could change its mind.
             self.is_empty = not self._trials.at_work
+            self.why_empty = self._source.explain_none(number)
             return
+        self.why_empty = ""
         trial = Trial(trial_id=trial_id, config=config)
         self._trials.add(trial)
         self._learners.note_new(trial)

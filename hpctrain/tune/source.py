@@ -22,6 +22,9 @@ class ConfigSource(Protocol):
     def is_done(self, number: int) -> bool:
         """Return whether there are no more than so many trials."""
 
+    def explain_none(self, number: int) -> str:
+        """Return why there was no configuration after so many trials."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VariantSource:
@@ -36,6 +39,10 @@ class VariantSource:
     def is_done(self, number: int) -> bool:
         """Return whether there are no more than so many trials. Not collective."""
         return number >= self.variants.count
+
+    def explain_none(self, number: int) -> str:
+        """Return nothing: there is always a configuration. Not collective."""
+        return ""
 
 
 @dataclass(kw_only=True)
@@ -77,6 +84,16 @@ class SearchSource:
     def is_done(self, number: int) -> bool:
         """Return whether there are no more than so many trials. Not collective."""
         return self.has_finished or number >= self.num_samples
+
+    def explain_none(self, number: int) -> str:
+        """Return why there was no configuration after so many trials. Not collective."""
+        name = type(self.search).__name__
+        if self.has_finished:
+            return f"{name} has finished after {number} of {self.num_samples} trials"
+        return (
+            f"{name}.suggest() returned None after {number} of {self.num_samples} trials, while "
+            f"none was at work that it could wait for"
+        )
 
 
 def merge_suggestion(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> dict[str, Any]:

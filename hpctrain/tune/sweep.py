@@ -222,7 +222,10 @@ class Sweep:
             else:
                 self._stops.enforce(trial)
         is_waited_for = bool(self._trials.waiting) or not self._queue.is_empty
-        return bool(self._trials.at_work) or (not self.reason and is_waited_for)
+        if self._trials.at_work or (not self.reason and is_waited_for):
+            return True
+        self.reason = self.reason or self._queue.why_empty
+        return False
 
     def _end_stopped(self) -> None:
         """End the trials that a person has stopped; a run that goes on is asked to stop."""

@@ -308,6 +308,7 @@ def test_a_search_of_ones_own_proposes_waits_learns_and_finishes(tmp_path: Path)
     assert ("result", "trial_00000", 1.0) in search.told
     assert ("complete", "trial_00000", False) in search.told
     assert ("complete", "trial_00001", True) in search.told
+    assert sweep.reason == "_Own has finished after 2 of 50 trials"
 
 
 def test_a_search_that_never_proposes_ends_the_sweep(tmp_path: Path) -> None:
@@ -316,6 +317,10 @@ def test_a_search_that_never_proposes_ends_the_sweep(tmp_path: Path) -> None:
     sweep = make_sweep(FakeRunner(), tmp_path, search=search)
     sweep.run()
     assert not sweep.trials
+    assert sweep.reason == (
+        "_Own.suggest() returned None after 0 of 4 trials, while none was at work that it could "
+        "wait for"
+    )
 
 
 def test_no_event_leads_out_of_an_end_but_a_retry() -> None:
