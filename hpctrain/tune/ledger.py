@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE
 from hpctrain.plan import spec
 from hpctrain.rundir.files import append_durably, write_atomic
-from hpctrain.rundir.reading import damaged, is_time, read_lines
+from hpctrain.rundir.reading import damaged, is_time, read_lines, scan_lines
 from hpctrain.rundir.sweep import LEDGER_OF_SWEEP
 from hpctrain.rundir.trust import read_own
 from hpctrain.tune.plain import is_plain, readable
@@ -172,6 +172,17 @@ def read_record(paths: SweepPaths) -> SweepRecord:
     if record is None:
         raise no_sweep(paths)
     return record
+
+
+def has_sweep(paths: SweepPaths) -> bool:
+    """Return whether there is a ledger with a sweep that can go on. Not collective.
+
+    The first line of one may be torn, of a full disk or a killed tuner: then nothing has begun.
+    """
+    try:
+        return fold(scan_lines(paths.events, is_event).values) is not None
+    except DamagedFileError:
+        return False
 
 
 def no_sweep(paths: SweepPaths) -> ConfigError:

@@ -24,8 +24,9 @@ from hpctrain.log import log
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import scan_lines
 from hpctrain.slurm.output import read_allocation
-from hpctrain.tune.ledger import SweepPaths, SweepRecord
+from hpctrain.tune.ledger import SweepPaths, SweepRecord, has_sweep, is_event
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.person_stops import read_stop_request
 from hpctrain.tune.slots import Capacity, Slots
@@ -66,6 +67,41 @@ def held(paths: SweepPaths) -> Iterator[TunerLife]:
             raise ConfigError(f"another process begins the sweep {paths.root}.") from error
     with stack, shown_alive(paths) as life:
         yield life
+
+
+@contextlib.contextmanager
+def errors_of_files(paths: SweepPaths, how_to_go_on: str) -> Iterator[None]:
+    """Turn an error of the filesystem that a sweep is written to into one with the next step.
+
+    Not collective.
+
+    Parameters
+    ----------
+    how_to_go_on
+        In words, once there is a sweep.
+
+    Raises
+    ------
+    LaunchError
+        In its place.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or paths.events} cannot be written: {error.strerror or error}."
+        if has_sweep(paths):
+            raise LaunchError(
+                f"{what} The trials were asked to stop. Once it can, {how_to_go_on}."
+            ) from error
+        raise LaunchError(f"{what} Once it can, begin the sweep again.") from error
+
+
+def is_begun(paths: SweepPaths) -> bool:
+    """Return whether another sweep would be in the way, as far as it can be read.
+
+    Not collective.
+    """
+    return bool(scan_lines(paths.events, is_event).values)
 
 
 def find_state(paths: SweepPaths, record: SweepRecord) -> str:

@@ -9,6 +9,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.node_slots import NodeSlots
+from hpctrain.tune.passing import raise_if_passing
 from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.transfers import Transfers
@@ -99,6 +100,7 @@ class Queue:
         try:
             return self._transfers.is_ready(trial)
         except HpctrainError as error:
+            raise_if_passing(error)
             self._fail(trial, str(error))
             return False
 

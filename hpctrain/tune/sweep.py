@@ -19,6 +19,7 @@ from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
 from hpctrain.tune.node_slots import NodeSlots
+from hpctrain.tune.passing import raise_if_passing
 from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.queue import Queue
 from hpctrain.tune.runner import End, NotNowError, Report, TrialRunner
@@ -256,7 +257,9 @@ class Sweep:
                 self._slots.give_back(trial.trial_id)
                 if not self._has_begun and isinstance(error, ConfigError):
                     self._change(trial, TrialEvent.INTERRUPTED)
+                    raise_if_passing(error)
                     raise
+                raise_if_passing(error)
                 self._fail(trial, str(error))
                 if self.reason:
                     return

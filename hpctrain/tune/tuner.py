@@ -19,13 +19,7 @@ from typing import Any, Literal
 from hpctrain import environ
 from hpctrain.checks import given_or_default
 from hpctrain.config import ExistingPolicy, RunConfig
-from hpctrain.errors import (
-    ConfigError,
-    HpctrainError,
-    LaunchError,
-    RunStoppedError,
-    SupersededError,
-)
+from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, SupersededError
 from hpctrain.launch.begin import rename_aside
 from hpctrain.launch.existing import policy_of
 from hpctrain.launch.storage import errors_of_storage
@@ -38,11 +32,26 @@ from hpctrain.tune.first_trials import check_first_trials, make_source, print_fi
 from hpctrain.tune.job_end import JobEnd
 from hpctrain.tune.job_slots import JobSlots, most_jobs
 from hpctrain.tune.jobs_runner import JobsRunner
-from hpctrain.tune.ledger import SweepLedger, SweepPaths, SweepRecord, put_configs, read_record
+from hpctrain.tune.ledger import (
+    SweepLedger,
+    SweepPaths,
+    SweepRecord,
+    has_sweep,
+    put_configs,
+    read_record,
+)
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.person_stops import PersonStops
-from hpctrain.tune.place import begin_anew, find_launcher, find_original, find_slots, held
+from hpctrain.tune.place import (
+    begin_anew,
+    errors_of_files,
+    find_launcher,
+    find_original,
+    find_slots,
+    held,
+    is_begun,
+)
 from hpctrain.tune.result_grid import ResultGrid, make_grid
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
 from hpctrain.tune.search.parameters import is_same
@@ -178,11 +187,12 @@ class Tuner:
         if environ.dry_run_requested():
             print_first_plan(source, runner, first, count=config.num_samples)
         job_end, person = JobEnd(), PersonStops(paths)
-        with held(paths) as life, job_end.watched():
+        how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
+        with held(paths) as life, job_end.watched(), errors_of_files(paths, how_to_go_on):
             # Another tuner may have been at work since they were looked at.
             if restored:
                 record = read_record(paths)
-            elif paths.events.exists():
+            elif is_begun(paths):
                 self._refuse_existing(paths, policy)
                 begin_anew(paths)
             sweep = Sweep(
@@ -205,15 +215,14 @@ class Tuner:
                 self._begin(paths, content, seed, launcher)
             else:
                 self._go_on(paths, record, sweep, person)
-            self._run(sweep, runner, paths, person)
+            self._run(sweep, runner, person, how_to_go_on)
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
             self._show_end(sweep, paths)
         return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
 
     def _run(
-        self, sweep: Sweep, runner: LocalRunner, paths: SweepPaths, person: PersonStops
+        self, sweep: Sweep, runner: LocalRunner, person: PersonStops, how_to_go_on: str
     ) -> None:
-        how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
         try:
             sweep.run()
         except KeyboardInterrupt as error:
@@ -231,12 +240,7 @@ class Tuner:
                 f"{error} The trials were stopped. Begin again under another name, or with "
                 f"RunConfig(existing='restart')."
             ) from error
-        except OSError as error:
-            raise LaunchError(
-                f"{error.filename or paths.events} cannot be written: {error.strerror}. The trials "
-                f"were asked to stop. Once it can, {how_to_go_on}."
-            ) from error
-        except HpctrainError:
+        except (HpctrainError, OSError):
             raise
         except Exception:
             # Of a scheduler, a search algorithm or a stop criterion of the user's.
@@ -277,7 +281,7 @@ class Tuner:
     def can_restore(cls, path: str | PathLike[str]) -> bool:
         """Return whether there is a sweep. Not collective."""
         paths = SweepPaths(root=Path(path))
-        return paths.events.is_file() and paths.tuner.is_file()
+        return paths.tuner.is_file() and has_sweep(paths)
 
     @classmethod
     def restore(
@@ -380,7 +384,7 @@ class Tuner:
             raise ConfigError(
                 f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
             )
-        if paths.events.exists():
+        if is_begun(paths):
             self._refuse_existing(paths, policy)
         return paths
 

@@ -17,6 +17,7 @@ import hpctrain
 from hpctrain import ConfigError, FailureConfig, RunConfig, tune
 from hpctrain.cli.main import app
 from hpctrain.errors import LaunchError
+from hpctrain.launch import background
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, write_status
@@ -292,6 +293,50 @@ def test_a_ledger_that_cannot_be_written_is_said_with_how_to_go_on(
     with pytest.raises(LaunchError, match=r"cannot be written: No space.*Tuner\.restore"):
         make_tuner(tmp_path).fit()
     assert "trial-ended" in calls
+
+
+@pytest.mark.parametrize("event", ["sweep-started", "trial-added", "sweep-ended"])
+def test_a_ledger_that_cannot_be_written_at_any_moment_keeps_a_sweep_that_can_be_begun_or_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    append, fails = SweepLedger.append, [event]
+
+    def fail_once(self: SweepLedger, kind: str, **details: Any) -> None:
+        if kind in fails:
+            fails.remove(kind)
+            with self.paths.events.open("a") as file:
+                file.write('{"event": "')
+            raise OSError(28, "No space left on device", str(self.paths.events))
+        append(self, kind, **details)
+
+    monkeypatch.setattr(SweepLedger, "append", fail_once)
+    next_step = "begin the sweep again" if event == "sweep-started" else r"Tuner\.restore"
+    with pytest.raises(LaunchError, match=rf"tune\.jsonl cannot be written: .*{next_step}"):
+        make_tuner(tmp_path).fit()
+    has_begun = tune.Tuner.can_restore(tmp_path / "sweep")
+    assert has_begun == (event != "sweep-started")
+    tuner = tune.Tuner.restore(tmp_path / "sweep", train) if has_begun else make_tuner(tmp_path)
+    assert [result.metrics for result in tuner.fit()] == [{"loss": 1.0}]
+
+
+def test_a_full_disk_at_the_start_of_a_trial_ends_the_sweep_and_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, full = background.initial_status, [True]
+
+    def fail_once(*arguments: Any) -> Any:
+        if full:
+            full.clear()
+            raise OSError(28, "No space left on device", str(tmp_path / "sweep/trial_00000"))
+        return write(*arguments)
+
+    monkeypatch.setattr(background, "initial_status", fail_once)
+    with pytest.raises(LaunchError, match=r"trial_00000 cannot be written: .*Tuner\.restore"):
+        make_tuner(tmp_path).fit()
+    (trial,) = read_record(SweepPaths(root=tmp_path / "sweep")).trials.values()
+    assert trial.state is TrialState.PENDING
+    grid = tune.Tuner.restore(tmp_path / "sweep", train).fit()
+    assert [result.metrics for result in grid] == [{"loss": 1.0}]
 
 
 def test_what_another_tuner_has_done_meanwhile_is_seen(
