@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
-from hpctrain.testing.chaos.trial import Scene
+from hpctrain.testing.chaos.scene import Scene
 from hpctrain.testing.slurm import ClusterError
 from hpctrain.testing.slurm.processes import POLL_INTERVAL_S, wait_until
 
@@ -75,7 +75,7 @@ def fill_storage_briefly(scene: Scene) -> Iterator[None]:
 
 def kill_executor(scene: Scene) -> Iterator[None]:
     """Kill the executor."""
-    scene.process("executor").send(signal.SIGKILL)
+    scene.process(f"{scene.trial_prefix}executor").send(signal.SIGKILL)
     yield
 
 
@@ -234,12 +234,14 @@ def _choose_file(scene: Scene) -> Path:
 
 
 def _checkpoints(scene: Scene) -> list[Path]:
-    found = (path for path in scene.storage.glob("*/checkpoints/*") if path.name.isdigit())
+    found = (
+        path for root in scene.runs() for path in root.glob("checkpoints/*") if path.name.isdigit()
+    )
     return sorted(found, key=lambda path: int(path.name))
 
 
 def _statuses(scene: Scene) -> list[RunStatus]:
-    found = (read_status(RunPaths(root)) for root in scene.storage.iterdir())
+    found = (read_status(RunPaths(root)) for root in scene.runs())
     return [status for status in found if status is not None]
 
 

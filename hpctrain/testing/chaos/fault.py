@@ -17,7 +17,8 @@ class Point:
     """A place in the life of a run that one process comes by."""
 
     role: str
-    """The process: ``rank-0``, ``executor``, ``supervisor``, ``agent``, ``driver``."""
+    """The process: ``rank-0``, ``executor``, ``supervisor``, ``agent``, ``driver``; of a trial of a
+    sweep ``trial_00003/rank-0``, ``trial_00003/executor``, and ``driver`` is the tuner."""
     op: str
     """``start``, ``report``, or what is done to a file: open, write, fsync, rename, link, unlink,
     mkdir."""
@@ -25,6 +26,11 @@ class Point:
     """The file, below the storage; for reports ``report-NUMBER``; for starts ``process`` (the
     interpreter runs) or ``world`` (MPI is initialised)."""
     moment: Moment
+
+    @property
+    def trial(self) -> str:
+        """Name of the trial of a sweep that the process is of; empty if it is of none."""
+        return self.role.rpartition("/")[0]
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -39,6 +45,8 @@ class Entry:
     time: float
     """Seconds since the epoch."""
     point: Point
+    pid: int = 0
+    """Of the process, in its own namespace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +86,7 @@ def read_trace(path: Path) -> list[Entry]:
         return []
     entries = []
     for line in lines:
-        time, role, op, where, moment = json.loads(line)
+        time, role, op, where, moment, pid = json.loads(line)
         point = Point(role=role, op=op, path=where, moment=moment)
-        entries.append(Entry(time=time, point=point))
+        entries.append(Entry(time=time, point=point, pid=pid))
     return entries

@@ -35,18 +35,31 @@ _NEVER_THE_SAME = re.compile(r"[0-9a-f]{9,}")
 def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str:
     """Return what a process is to a run: ``rank-2``, ``agent``, ``job``, ``driver`` or ``other``.
 
-    Not collective. ``job`` is the supervisor and its child, the executor, which is a fork of it.
+    Not collective. ``job`` is the supervisor and its child, the executor, which is a fork of it;
+    ``executor`` is one in the background. Those of trials of a sweep are ``trial_00003/rank-2``.
     """
     # srun and mpiexec have the command of a rank at the end of their own.
-    module = argv[argv.index("-m") + 1] if "-m" in argv[1:4] else ""
+    module, *rest = argv[argv.index("-m") + 1 :] if "-m" in argv[1:4] else [""]
     if module == "hpctrain.worker.main":
         numbers = [environ[name] for name in _RANK_VARIABLES if name in environ]
-        return f"rank-{numbers[0]}" if numbers else "other"
+        return f"{trial_prefix(*rest[:1])}rank-{numbers[0]}" if numbers else "other"
     if module == "hpctrain.execute.agent":
         return "agent"
     if module == "hpctrain.execute.supervisor":
         return "job"
-    return "driver" if script in argv else "other"
+    if module == "hpctrain.launch.background":
+        return f"{trial_prefix(*rest[:1])}executor"
+    # salloc has the command of the script at the end of its own, too.
+    return "driver" if script in argv[:3] else "other"
+
+
+def trial_prefix(run_dir: str = "") -> str:
+    """Return ``trial_00003/`` for the run directory of a trial of a sweep; else nothing.
+
+    Not collective.
+    """
+    sweep, name = os.path.split(run_dir)
+    return f"{name}/" if os.path.basename(os.path.dirname(sweep)) == "storage" else ""
 
 
 class Injector:
@@ -107,10 +120,10 @@ class Injector:
             file.write(self.role)
         self.begin()
 
-    def pass_by(self, op: str, path: str, moment: str) -> None:
+    def pass_by(self, op: str, path: str, moment: str, *, role: str = "") -> None:
         """Note that this process is at a point, and do what is to happen there."""
-        role = self.role
-        entry = [time.time(), role, op, path, moment]
+        role = role or self.role
+        entry = [time.time(), role, op, path, moment, os.getpid()]
         self._write(self._trace, json.dumps(entry).encode() + b"\n")
         for fault in self._faults.get((role, op, path, moment), ()):
             if self._claim(fault["id"]):
@@ -252,10 +265,13 @@ def watch_reports(injector: Injector, module: Any) -> None:
     real = module.Session.report
 
     def report(session: Any, *args: Any, **kwargs: Any) -> Any:
-        name = f"report-{session.reports + 1}"
-        injector.pass_by("report", name, "before")
+        name, role = f"report-{session.reports + 1}", injector.role
+        if prefix := trial_prefix(str(session._paths.root)):
+            # Whatever command its process was started with.
+            role = f"{prefix}rank-{session.world.world_rank}"
+        injector.pass_by("report", name, "before", role=role)
         answer = real(session, *args, **kwargs)
-        injector.pass_by("report", name, "after")
+        injector.pass_by("report", name, "after", role=role)
         return answer
 
     module.Session.report = report

@@ -12,7 +12,7 @@ from hpctrain.testing.chaos import acts
 from hpctrain.testing.chaos.fault import Entry, Fault, Point
 from hpctrain.testing.chaos.injector import ANNOUNCE
 from hpctrain.testing.chaos.outcome import committed_report
-from hpctrain.testing.chaos.trial import Act
+from hpctrain.testing.chaos.scene import Act
 
 Needs = Literal["nothing", "root", "slurm", "nodes"]
 
@@ -250,7 +250,7 @@ ACTS: dict[str, Act] = {
 
 
 def _is_of_checkpoint(point: Point) -> bool:
-    ours = point.role.startswith("rank-") or point.role == "executor"
+    ours = point.role.rpartition("/")[2].startswith(("rank-", "executor"))
     return ours and "/checkpoints/" in point.path
 
 

@@ -20,7 +20,8 @@ from hpctrain.rundir.store import CheckpointStore
 from hpctrain.testing.chaos.content import holds_the_same
 from hpctrain.testing.chaos.fault import Entry
 
-_COMMITTED = re.compile(r"([^/]+)/checkpoints/(\d{6,})")
+# Trials of a sweep are one directory further down.
+_COMMITTED = re.compile(r"(?:[^/]+/)?([^/]+)/checkpoints/(\d{6,})")
 _MOST_TOLD = 5
 _Reports = dict[int, list[dict[str, Any]]]
 
@@ -48,7 +49,7 @@ def read_outcome(storage: Path) -> dict[str, RunOutcome]:
     """Return what became of the runs of a script, by name. Not collective."""
     if not storage.exists():
         return {}
-    return {path.name: _read_run(path) for path in sorted(storage.iterdir()) if path.is_dir()}
+    return {path.name: read_run(path) for path in sorted(storage.iterdir()) if path.is_dir()}
 
 
 def is_finished(outcome: dict[str, RunOutcome]) -> bool:
@@ -136,7 +137,8 @@ def _commit_of(entry: Entry) -> tuple[str, int] | None:
     return match[1], int(match[2])
 
 
-def _read_run(root: Path) -> RunOutcome:
+def read_run(root: Path) -> RunOutcome:
+    """Return what became of a run. Not collective."""
     paths = RunPaths(root)
     status = read_status(paths)
     reports: _Reports = {}

@@ -11,79 +11,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain import environ
-from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import read_status
 from hpctrain.testing.chaos import injector
 from hpctrain.testing.chaos.fault import Entry, Fault, read_trace
 from hpctrain.testing.chaos.leftovers import Surroundings, filesystem, surround
 from hpctrain.testing.chaos.outcome import RunOutcome, is_finished, read_outcome
-from hpctrain.testing.chaos.processes import TrialProcess, await_end, find_processes
-from hpctrain.testing.slurm import ClusterError, VirtualCluster
+from hpctrain.testing.chaos.processes import await_end
+from hpctrain.testing.chaos.scene import Act, Scene, Script, job_ids
+from hpctrain.testing.chaos.sweep_outcome import has_ended, read_sweep
+from hpctrain.testing.slurm import VirtualCluster
 
+__all__ = ["Script", "Trial", "TrialResult"]
 _POLL_S = 0.02
 _END_PATIENCE_S = 15.0
 _FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "HPCTRAIN_")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """A program that calls ``fit()``."""
-
-    path: Path
-    args: tuple[str, ...] = ()
-    cwd: Path = field(default_factory=Path.cwd)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """State at the beginning of a fault from outside."""
-
-    folder: Path
-    """Of the trial."""
-    script: Script
-    cluster: VirtualCluster | None
-    fault: Fault
-    damaged: dict[str, float]
-    """Gets the time at which a checkpoint was damaged, by ``RUN/checkpoints/NAME``."""
-
-    @property
-    def storage(self) -> Path:
-        """Storage of the runs of the script."""
-        return self.folder / "storage"
-
-    def processes(self) -> list[TrialProcess]:
-        """Return the living processes of the trial."""
-        local = self.cluster is None
-        return find_processes(self.folder, script=str(self.script.path), local=local)
-
-    def process(self, role: str) -> TrialProcess:
-        """Return the one process that has a role."""
-        found = [process for process in self.processes() if process.role == role]
-        if len(found) != 1:
-            raise ClusterError(f"there is no {role} to act on, but: {self.processes()}")
-        return found[0]
-
-    def slurm(self) -> VirtualCluster:
-        """Return the cluster, of which there must be one."""
-        assert self.cluster is not None
-        return self.cluster
-
-    def job_id(self) -> str:
-        """Return the job that runs now."""
-        ids = _job_ids(self.storage)
-        if not ids:
-            raise ClusterError(f"no run in {self.storage} has a job")
-        return ids[0]
-
-
-Act = Callable[[Scene], Iterator[None]]
-"""Brings a fault about until its ``yield``, while the process waits; then goes on, or cleans up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +95,7 @@ class Trial:
         self._acting: list[threading.Thread] = []
         self._log = self.folder / "script.out"
 
-    def run(self, *, timeout_s: float, max_starts: int = 4) -> TrialResult:
+    def run(self, *, timeout_s: float, max_starts: int = 4, pause_s: float = 0.0) -> TrialResult:
         """Run the script until all its runs are finished.
 
         Not collective.
@@ -160,6 +106,8 @@ class Trial:
             For everything together. What is left is ended then.
         max_starts
             How often the script is started: a run that was stopped resumes at the next start.
+        pause_s
+            Seconds between two starts. What outlives the script goes on in them.
         """
         self._prepare()
         began = time.monotonic()
@@ -170,11 +118,13 @@ class Trial:
             if self._storage_mib is not None:
                 stack.enter_context(filesystem(self.folder / "storage", self._storage_mib))
             while starts < max_starts:
+                if starts:
+                    time.sleep(pause_s)
                 starts += 1
                 if not self._run_once(surroundings, deadline):
                     self._troubles.append(f"not at its end after {timeout_s:.0f} s")
                     break
-                if is_finished(read_outcome(self.folder / "storage")):
+                if self._is_over():
                     break
             seconds = time.monotonic() - began
             for thread in self._acting:
@@ -183,7 +133,7 @@ class Trial:
             of_submissions = (self.folder / "storage").glob("*/slurm")
             left = surroundings.leftovers([self._script.cwd, *of_submissions])
             self._troubles += [f"left behind: {path}" for path in left]
-            outcome = read_outcome(self.folder / "storage")
+            outcome = self._read()
         claimed = self.folder / "claimed"
         return TrialResult(
             outcome=outcome,
@@ -203,7 +153,7 @@ class Trial:
         shutil.copy(injector.__file__, self.folder / "sitecustomize.py")
         settings = {
             "script": str(self._script.path),
-            "local": self._cluster is None,
+            "local": self._cluster is None and not self._script.sweep,
             "faults": [fault.to_json(number) for number, fault in enumerate(self._faults)],
         }
         (self.folder / "faults.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -213,7 +163,12 @@ class Trial:
         kept = {k: v for k, v in inherited.items() if not k.startswith(_FOREIGN_PREFIXES)}
         path = os.pathsep.join(filter(None, [str(self.folder), kept.get("PYTHONPATH")]))
         ours = {"PYTHONPATH": path, "HPCTRAIN_LAUNCHER": "local", "TMPDIR": str(tmp)}
-        if self._cluster is not None:
+        ours["CHAOS_STORAGE"] = str(self.folder / "storage")
+        if self._cluster is not None and self._script.sweep:
+            ours.update(self._cluster.environ)
+            # By the allocation that it is in.
+            ours["HPCTRAIN_LAUNCHER"] = ""
+        elif self._cluster is not None:
             ours["HPCTRAIN_LAUNCHER"] = "slurm"
             # Of the partitions of the virtual cluster the one whose jobs can be preempted.
             ours["HPCTRAIN_SLURM"] = json.dumps({"partition": "low"})
@@ -223,6 +178,9 @@ class Trial:
     def _run_once(self, surroundings: Surroundings, deadline: float) -> bool:
         """Run the script once; return whether it ended in time."""
         argv = [sys.executable, str(self._script.path), *self._script.args]
+        if self._cluster is not None and self._script.sweep:
+            nodes = len(self._cluster.node_names)
+            argv = ["salloc", "--quiet", "--no-kill", "--exclusive", f"--nodes={nodes}", *argv]
         with open(self._log, "ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             log.flush()
@@ -272,17 +230,27 @@ class Trial:
         except Exception as error:
             self._troubles.append(f"{fault}: {type(error).__name__}: {error}")
 
+    def _runs(self) -> list[Path]:
+        runs = (self.folder / "storage" / self._script.sweep).glob("*")
+        return [path for path in runs if path.is_dir()]
+
+    def _read(self) -> dict[str, RunOutcome]:
+        storage = self.folder / "storage"
+        if self._script.sweep:
+            return read_sweep(storage / self._script.sweep)
+        return read_outcome(storage)
+
+    def _is_over(self) -> bool:
+        if self._script.sweep:
+            return has_ended(self.folder / "storage" / self._script.sweep)
+        return is_finished(self._read())
+
     def _end_processes(self) -> None:
         if self._cluster is not None and self._troubles:
             # Slurm would start a job again whose processes die.
-            self._cluster.run_on("head", ["scancel", *_job_ids(self.folder / "storage")])
+            self._cluster.run_on("head", ["scancel", *job_ids(self._runs())])
         script = str(self._script.path)
         left = await_end(self.folder, script=script, timeout_s=_END_PATIENCE_S)
         for process in left:
             self._troubles.append(f"left running: {process.command} ({process.pid})")
             process.send(signal.SIGKILL)
-
-
-def _job_ids(storage: Path) -> list[str]:
-    statuses = (read_status(RunPaths(root)) for root in storage.iterdir())
-    return [status.job_id for status in statuses if status is not None and status.job_id]

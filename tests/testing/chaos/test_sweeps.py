@@ -1,0 +1,174 @@
+"""The harness finds what is wrong with a sweep: it would be worth nothing if every one passed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.launch.claim import claimed
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.testing.chaos.fault import Entry, Point
+from hpctrain.testing.chaos.injector import role_of
+from hpctrain.testing.chaos.sweep_decisions import wrong_decisions, wrong_lineages
+from hpctrain.testing.chaos.sweep_kinds import SWEEP_KINDS
+from hpctrain.testing.chaos.sweep_outcome import best_trial, broken_rules, has_ended
+from hpctrain.testing.chaos.sweep_suite import SWEEP, begin_suite
+from hpctrain.tune.schedulers import ASHAScheduler, TrialScheduler
+
+MODEL = Path(__file__).parents[2] / "chaos" / "sweep_model.py"
+TRIALS = 2
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a sweep of two trials with ASHA, which stops one of them."""
+    folder = tmp_path_factory.mktemp("sweep")
+    args = ("--pause=0", "--at-once=1")
+    begin_suite(folder, model=MODEL, scheduler="asha", num_trials=TRIALS, args=args)
+    return folder / "undisturbed"
+
+
+@pytest.fixture
+def place(undisturbed: Path, tmp_path: Path) -> Path:
+    """Copy of it that may be damaged."""
+    return Path(shutil.copytree(undisturbed, tmp_path / "copy"))
+
+
+def rules(place: Path, trace: tuple[Entry, ...] = ()) -> str:
+    return "\n".join(broken_rules(place / "storage" / SWEEP, trace, num_trials=TRIALS))
+
+
+def edit(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
+
+
+def test_a_sweep_that_nobody_disturbs_breaks_no_rule(place: Path) -> None:
+    assert rules(place) == ""
+    root = place / "storage" / SWEEP
+    assert has_ended(root)
+    assert best_trial(root, "loss") == "trial_00001"
+
+
+def test_a_second_end_a_lost_trial_and_a_double_one_are_found(place: Path) -> None:
+    ledger = place / "storage" / SWEEP / "tune.jsonl"
+    edit(ledger, lambda lines: [*lines[:-1], lines[-2], lines[-1]])
+    assert "trial_00001 is TERMINATED, and has 2 ends" in rules(place)
+    edit(ledger, lambda lines: [line for line in lines if line.get("trial") != "trial_00001"])
+    assert "its trials are trial_00000, not 2" in rules(place)
+    added = '"trial-added"'
+    text = ledger.read_text()
+    (line,) = [line for line in text.splitlines() if added in line]
+    ledger.write_text(f"{line}\n{text}")
+    assert "trial_00000 was added 2 times" in rules(place)
+    edit(ledger, lambda lines: lines[:-1])
+    assert "it has not ended once, and at last" in rules(place)
+    assert not has_ended(ledger.parent)
+
+
+def test_a_hole_and_a_repetition_among_reports_are_found(place: Path) -> None:
+    metrics = place / "storage" / SWEEP / "trial_00001" / "metrics.jsonl"
+    before = metrics.read_text()
+    edit(metrics, lambda lines: [lines[0], *lines[2:]])
+    assert "trial_00001: its reports have a hole before report" in rules(place)
+    metrics.write_text(before)
+    edit(metrics, lambda lines: [lines[0], *lines])
+    assert "trial_00001: attempt 1 began after report 0 and made reports [1, 1, 2" in rules(place)
+
+
+def test_a_damaged_checkpoint_and_what_is_left_are_found(place: Path) -> None:
+    root = place / "storage" / SWEEP
+    run = root / "trial_00001"
+    content = next(
+        path
+        for path in sorted((run / "checkpoints").rglob("*"))
+        if path.is_file() and path.suffix != ".json"
+    )
+    content.write_bytes(b"?" + content.read_bytes()[1:])
+    assert "trial_00001: " in rules(place)
+    assert "checkpoints/" in rules(place)
+    (run / ".plan.json.0123456789abcdef").touch()
+    with claimed(RunPaths(root)):
+        found = rules(place)
+    assert "left behind: trial_00001/.plan.json.0123456789abcdef" in found
+    assert f"{SWEEP} is still claimed" in found
+
+
+def test_two_executors_of_a_trial_at_the_same_time_are_found(place: Path) -> None:
+    def wrote(pid: int, time: float, trial: str = "trial_00000") -> Entry:
+        point = Point(role=f"{trial}/executor", op="write", path="x", moment="before")
+        return Entry(time=time, point=point, pid=pid)
+
+    one_after_the_other = (wrote(1, 1.0), wrote(1, 2.0), wrote(2, 3.0), wrote(3, 1.5, "trial_1"))
+    assert rules(place, one_after_the_other) == ""
+    found = rules(place, (*one_after_the_other, wrote(1, 3.5)))
+    assert found == "trial_00000/executor: two were at work, for 0.50 s"
+
+
+def make_asha() -> TrialScheduler:
+    return ASHAScheduler(metric="loss", mode="min", max_t=9, grace_period=2, reduction_factor=2)
+
+
+def test_decisions_that_the_scheduler_does_not_make_are_found(place: Path) -> None:
+    root, notes = place / "storage" / SWEEP, place / "notes.jsonl"
+    assert list(wrong_decisions(notes, root, make_asha)) == []
+
+    def go_on(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**line, "decision": line["decision"] and "CONTINUE"} for line in lines]
+
+    edit(notes, go_on)
+    assert "where the scheduler decides STOP" in next(iter(wrong_decisions(notes, root, make_asha)))
+    edit(notes, lambda lines: [line for line in lines if line["call"] == "add"])
+    assert "and nobody decided so" in next(iter(wrong_decisions(notes, root, make_asha)))
+
+
+def test_a_report_that_follows_from_no_other_is_found(place: Path) -> None:
+    root = place / "storage" / SWEEP
+
+    def advance(w: float, lr: float) -> float:
+        return w - lr * 2 * (w - 3)
+
+    assert list(wrong_lineages(root, advance)) == []
+
+    def change(key: str, value: float) -> None:
+        def once(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            last = {**lines[-1], "metrics": {**lines[-1]["metrics"], key: value}}
+            return [*lines[:-1], last]
+
+        edit(root / "trial_00000" / "metrics.jsonl", once)
+
+    change("w", 17.0)
+    assert "follows from no other" in next(iter(wrong_lineages(root, advance)))
+    change("lr", 17.0)
+    assert any("has lr=17.0, and not 0.01" in what for what in wrong_lineages(root, advance))
+
+
+def test_processes_of_trials_have_the_names_of_these() -> None:
+    run, script = "/x/storage/sweep/trial_00003", "/x/train.py"
+    background = ["python", "-u", "-m", "hpctrain.launch.background", run, "digest", "has-slot"]
+    rank = ["python", "-m", "hpctrain.worker.main", run, "1", "1", "socket"]
+    assert role_of(background, {}, script) == "trial_00003/executor"
+    assert role_of(rank, {"PMI_RANK": "2"}, script) == "trial_00003/rank-2"
+    assert role_of(["python", script, "--x"], {}, script) == "driver"
+    assert role_of(["salloc", "-N", "2", "python", script], {}, script) == "other"
+    rank[3] = "/x/storage/run"
+    assert role_of(rank, {"PMI_RANK": "2"}, script) == "rank-2"
+
+
+def test_a_trial_that_fails_is_a_difference(tmp_path: Path) -> None:
+    """Its tuner has nothing to mend: rank 0 is killed more often than the trial may fail."""
+    args = ("--pause=0", "--at-once=1")
+    experiment = begin_suite(tmp_path, model=MODEL, scheduler="fifo", num_trials=1, args=args)
+    kill = SWEEP_KINDS["kill-rank"]
+    point = Point(role="trial_00000/rank-0", op="report", path="report-1", moment="before")
+    verdict = experiment.disturb([kill.at(point)] * 4)
+    assert any("trial_00000 failed" in problem for problem in verdict.problems), verdict.explain()
+    assert os.path.exists(verdict.result.log)
