@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+_TOKEN_DIGITS = 16
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 """Mode of the files of a run. A umask of 002, usual in shared project directories, would let every
@@ -19,7 +20,23 @@ def name_beside(path: Path) -> Path:
 
     It is for a file that is renamed to `path` once it is complete.
     """
-    return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    return path.with_name(f".{path.name}.{os.urandom(_TOKEN_DIGITS // 2).hex()}")
+
+
+def is_beside(beside: Path, path: Path) -> bool:
+    """Return whether a name is one that `name_beside` gives. Pure.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> is_beside(name_beside(Path("plan.json")), Path("plan.json"))
+    True
+    >>> is_beside(Path(".plan.json.bak"), Path("plan.json"))
+    False
+    """
+    start, token = beside.name[:-_TOKEN_DIGITS], beside.name[-_TOKEN_DIGITS:]
+    is_token = len(token) == _TOKEN_DIGITS and not set(token) - set("0123456789abcdef")
+    return is_token and start == f".{path.name}."
 
 
 def create_file(path: str | Path, flags: int = os.O_WRONLY, *, mode: int = FILE_MODE) -> int:

@@ -28,6 +28,7 @@ from hpctrain.rundir.reading import is_job_id, is_time, parse_json, read_content
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 1.0
 _OWNER = "owner"
+_PREPARED = ".claiming-"
 
 
 @contextlib.contextmanager
@@ -152,7 +153,7 @@ def _release(claim: Path) -> None:
 def _take(paths: RunPaths, patience_s: float) -> tuple[Path, bytes]:
     deadline = Deadline(patience_s, longest_gap_s=2 * _LAST_PAUSE_S)
     pause = _FIRST_PAUSE_S
-    prepared = paths.root / f".claiming-{secrets.token_hex(8)}"
+    prepared = paths.root / f"{_PREPARED}{secrets.token_hex(8)}"
     while True:
         try:
             newest = _newest(paths)
@@ -214,6 +215,9 @@ def _rename_to(paths: RunPaths, number: int, prepared: Path, owner: bytes) -> bo
     if ours and is_alone and _newest(paths) == number:
         for other in older:
             shutil.rmtree(paths.claim(other), ignore_errors=True)
+        # Of processes that were killed. One that is alive finds that its own is gone, and waits.
+        for left in paths.root.glob(f"{_PREPARED}*"):
+            shutil.rmtree(left, ignore_errors=True)
         return True
     # Others were quicker. A number can be free because they have tidied up behind themselves; then
     # theirs is larger.

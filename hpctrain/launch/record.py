@@ -22,7 +22,7 @@ from hpctrain.launch.request import Submission
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.directory import read_run_id
-from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.files import remove_unfinished, write_atomic
 from hpctrain.rundir.history import has_open_executor
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
@@ -59,6 +59,7 @@ def write_plan_and_spec(submission: Submission) -> None:
         # Before this fit() writes a status over the last that is known of it.
         RunRecord(paths).append("executor-ended", until=previous.updated_at)
     run_id = _run_id(paths, previous)
+    remove_unfinished(paths.spec, paths.plan, paths.status)
     write_atomic(paths.spec, submission.spec_content, mode=0o600)
     content = {"run_id": run_id, **describe(submission)}
     if content["replay_of"] is None:

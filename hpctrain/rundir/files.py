@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.bulk.unreadable import is_passing
-from hpctrain.own_files import DIRECTORY_MODE, FILE_MODE, create_file, name_beside, open_log
+from hpctrain.own_files import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    create_file,
+    is_beside,
+    name_beside,
+    open_log,
+)
 from hpctrain.rundir.reading import damaged
 
 T = TypeVar("T")
@@ -69,6 +76,18 @@ def write_atomic(
     """
     with replacing(path, mode=mode, durable=durable) as file:
         file.write(content)
+
+
+def remove_unfinished(*paths: Path) -> None:
+    """Remove what killed processes have left beside files that they were replacing.
+
+    Not collective. No process may be replacing one of them now.
+    """
+    for path in paths:
+        for beside in path.parent.glob(f".{path.name}.*"):
+            if is_beside(beside, path):
+                with contextlib.suppress(OSError):
+                    beside.unlink()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from hpctrain.launch.begin import rename_aside
 from hpctrain.launch.existing import policy_of
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
-from hpctrain.rundir.files import write_atomic
+from hpctrain.rundir.files import remove_unfinished, write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.allocation_runner import AllocationRunner
@@ -189,6 +189,7 @@ class Tuner:
         job_end, person = JobEnd(), PersonStops(paths)
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
         with held(paths) as life, job_end.watched(), errors_of_files(paths, how_to_go_on):
+            remove_unfinished(paths.tuner)
             # Another tuner may have been at work since they were looked at.
             if restored:
                 record = read_record(paths)

@@ -124,6 +124,14 @@ def test_a_holder_that_was_killed_does_not_hold_it(paths: RunPaths) -> None:
     assert done.is_set()
 
 
+def test_what_a_process_left_that_was_killed_before_it_held_it_is_removed(paths: RunPaths) -> None:
+    for name in (".claiming-1", ".claiming-2"):
+        (paths.root / name).mkdir(parents=True)
+    (paths.root / ".claiming-2" / "owner").write_text("{")
+    with claimed(paths):
+        assert claims(paths) == [".claim-1"]
+
+
 def test_an_error_inside_lets_it_go(paths: RunPaths) -> None:
     with pytest.raises(ValueError, match="inside"), claimed(paths):
         raise ValueError("inside")

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import DamagedFileError
+from hpctrain.own_files import name_beside
 from hpctrain.rundir import files
-from hpctrain.rundir.files import open_append, retry, write_atomic
+from hpctrain.rundir.files import open_append, remove_unfinished, retry, write_atomic
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it(tmp_path: Path):
@@ -17,6 +18,17 @@ def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it(tmp_path: P
     write_atomic(path, b"new", durable=True)
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_what_a_killed_process_left_beside_a_file_is_removed_and_nothing_else(tmp_path: Path):
+    plan = tmp_path / "plan.json"
+    write_atomic(plan, b"{}")
+    name_beside(plan).write_bytes(b"{")
+    kept = [".plan.json.bak", ".plan.json.0123", ".other.json.0123456789abcdef", "plan.json"]
+    for name in kept[:-1]:
+        (tmp_path / name).touch()
+    remove_unfinished(plan, tmp_path / "status.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_failed_write_keeps_the_old_content_and_leaves_nothing_beside_it(
