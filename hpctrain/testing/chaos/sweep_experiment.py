@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import hpctrain
 from hpctrain.errors import ConfigError
 from hpctrain.testing.chaos.experiment import Verdict
 from hpctrain.testing.chaos.fault import Fault
@@ -17,7 +18,8 @@ from hpctrain.testing.chaos.trial import Script, Trial, TrialResult
 from hpctrain.testing.slurm import VirtualCluster
 
 MOST_STARTS = 10
-_TRACEBACK = "Traceback (most recent call last)"
+# What `hpctrain.uncaught` prints has frames of the script alone.
+_OUR_FRAME = f'File "{Path(hpctrain.__file__).parent}/'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,6 @@ class SweepExperiment:
             *wrong_resumes(read_sweep(root), result.trace, result.damaged),
             *self.check(folder),
         ]
-        if _TRACEBACK in result.log.read_text(encoding="utf-8", errors="replace"):
-            problems.append(f"a traceback was printed: {result.log}")
+        if _OUR_FRAME in result.log.read_text(encoding="utf-8", errors="replace"):
+            problems.append(f"a traceback of hpctrain was printed: {result.log}")
         return problems

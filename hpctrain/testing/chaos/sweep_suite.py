@@ -14,6 +14,8 @@ from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialSchedule
 
 SCHEDULERS = ("fifo", "asha", "pbt", "hyperband")
 SWEEP = "sweep"
+# Seconds of a step of trials that are stopped before their end: an executor takes up to two.
+_PAUSE_S = "0.4"
 # A clone may be the same file as its donor, which is damaged with it.
 _ONLY_WITHOUT_CLONES = ("bit-flip", "truncate")
 
@@ -50,7 +52,8 @@ def begin_suite(
         How long one sweep may take.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    options = ("--scheduler", scheduler, "--trials", str(num_trials), *args)
+    pause = "0.05" if scheduler == "fifo" else _PAUSE_S
+    options = ("--scheduler", scheduler, "--trials", str(num_trials), "--pause", pause, *args)
 
     def check(place: Path) -> list[str]:
         root, notes = place / "storage" / SWEEP, place / "notes.jsonl"
