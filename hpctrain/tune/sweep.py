@@ -184,9 +184,10 @@ class Sweep:
 
     def _take_over(self, trial: Trial, decision: str) -> None:
         if not self._runner.attach(trial):
-            self._set_aside(trial)
-            if trial.state.is_final:
-                self._note_end(trial, was_stopped=True)
+            if trial.state is TrialState.STOPPING:
+                self._end(trial, trial.reason, was_stopped=True)
+            else:
+                self._set_aside(trial)
             return
         self._slots.keep(trial.trial_id, self._runner.need_of(trial), trial.slot)
         self._has_begun = True

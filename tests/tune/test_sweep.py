@@ -161,6 +161,36 @@ def test_a_failed_trial_that_begins_anew_is_heard_from_its_first_report_on(tmp_p
     assert second.trials["trial_00000"].reports == 2
 
 
+def test_a_trial_that_stopped_after_its_tuner_died_ends_with_the_reason_of_the_stop(
+    tmp_path: Path,
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    class StopsAndDies(FakeRunner):
+        def stop(self, trial: Trial) -> None:
+            del self.at_work[trial.trial_id]
+            raise KilledError
+
+    def asha() -> ASHAScheduler:
+        return ASHAScheduler(metric="m", mode="min", max_t=1)
+
+    first = make_sweep(StopsAndDies(), tmp_path, num_samples=1, scheduler=asha())
+    first._interrupt = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(KilledError):
+        first.run()
+    second = make_sweep(FakeRunner(), tmp_path, num_samples=1, scheduler=asha())
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    second.run()
+    (trial,) = read_record(SweepPaths(root=tmp_path)).trials.values()
+    assert (trial.state, trial.reason) == (
+        TrialState.TERMINATED,
+        "stopped by the scheduler after report 1",
+    )
+    lines = (tmp_path / "tune.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines].count("trial-ended") == 1
+
+
 def test_a_large_trial_is_not_passed_by_small_ones_for_ever(tmp_path: Path) -> None:
     scripts = {f"trial_{i:05d}": Script(values=[1.0] * (i + 1)) for i in range(6)}
     runner = FakeRunner(scripts, capacity=2)
