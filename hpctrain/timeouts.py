@@ -270,6 +270,12 @@ THREAD_END_S = Timeout(1.0, "thread_end", "the thread of a connection to end", "
 LEASE_CONNECTION_S = Timeout(
     3.0, "lease_connection", "the host of an executor that agents cannot reach", "it counts as gone"
 )
+EXECUTOR_TEMPLATE_S = Timeout(
+    60.0,
+    "executor_template",
+    "the process that forks the executors of a sweep's trials, to import them and to fork",
+    "executors are started without it",
+)
 # Twice the default of node_timeout_s.
 EXECUTOR_SILENCE_S = Timeout(
     60.0,

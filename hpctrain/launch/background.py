@@ -16,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +28,7 @@ from hpctrain.errors import ConfigError, HpctrainError, SupersededError
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.supervisor import stored_executor
+from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.here import warnings_of_slurm
 from hpctrain.launch.request import Submission
 from hpctrain.log import log, log_traceback
@@ -44,7 +46,17 @@ _HAS_SLOT = "has-slot"
 WAITS = "waiting for its turn"
 
 
-def start_in_background(submission: Submission, slot: Mapping[str, str] | None = None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunSlot:
+    """What a run in the background has that begins at once."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment."""
+    template: ExecutorTemplate
+    """What forks its executor."""
+
+
+def start_in_background(submission: Submission, slot: RunSlot | None = None) -> None:
     """Start the executor of a run as a process of its own, and write down that it runs it.
 
     Not collective.
@@ -52,40 +64,64 @@ def start_in_background(submission: Submission, slot: Mapping[str, str] | None =
     Parameters
     ----------
     slot
-        Variables of the run, which does not wait for its turn then; None if it waits.
+        Of a run that does not wait for its turn; None if it waits.
     """
     paths, verbose = submission.request.paths, submission.request.run_config.verbose
     digest = digest_spec(submission.spec_content)
     turns = _turn_file() if slot is None else None
+    argv = [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root), digest]
     with open(open_log(paths.executor_log), "ab") as output:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-u", "-m", "hpctrain.launch.background"),
-                *(str(paths.root), digest, *([] if slot is None else [_HAS_SLOT])),
-            ],
-            env={**environ.environment(), **(slot or {})},
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    # Nothing else collects its exit status.
-    threading.Thread(target=process.wait, daemon=True).start()
-    assert process.stdin is not None
-    with process.stdin:
-        started = process_start_time(process.pid) or 0
+        pid, stdin = _start_process(argv if slot is None else [*argv, _HAS_SLOT], slot, output)
+    with stdin:
+        started = process_start_time(pid) or 0
         status = initial_status(paths, submission.plan, submission.request.run_config)
-        status = status.with_changes(owner_pid=process.pid, owner_start=started)
+        status = status.with_changes(owner_pid=pid, owner_start=started)
         if turns is not None:
             with open(turns, "ab") as queue:
-                queue.write(_ticket(process.pid, started))
+                queue.write(_ticket(pid, started))
             status = status.with_changes(phase=WAITS)
         RunRecord(paths).write(status)
-        # Only now: what it writes itself comes later.
-        process.stdin.write(_GO)
+        # Only now: what it writes itself comes later. Whether it lives is seen by its status.
+        with suppress(BrokenPipeError):
+            stdin.write(_GO)
     if verbose:
         name = paths.root.name
-        log(f"started {name} as process {process.pid}: {paths.root}", to=sys.stdout)
+        log(f"started {name} as process {pid}: {paths.root}", to=sys.stdout)
+
+
+def _start_process(
+    argv: Sequence[str], slot: RunSlot | None, output: BinaryIO
+) -> tuple[int, BinaryIO]:
+    """Start an executor; return its pid, and what it waits for a byte from."""
+    environment = environ.environment()
+    if slot is not None:
+        environment = {**environment, **slot.variables}
+    reading, writing = os.pipe()
+    stdin = open(writing, "wb", buffering=0)  # noqa: SIM115 - the caller closes it
+    try:
+        pid = None
+        if slot is not None:
+            pid = slot.template.fork(
+                argv, environment=environment, stdin=reading, output=output.fileno()
+            )
+        if pid is None:
+            process = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=reading,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            pid = process.pid
+            # Nothing else collects its exit status.
+            threading.Thread(target=process.wait, daemon=True).start()
+    except BaseException:
+        stdin.close()
+        raise
+    finally:
+        os.close(reading)
+    return pid, stdin
 
 
 def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = False) -> int:
@@ -191,6 +227,14 @@ def _turn_file() -> Path:
     return folder / f"turn-of-job-{job}"
 
 
+def main(argv: Sequence[str]) -> int:
+    """Do what the command of an executor in the background does; return its exit status.
+
+    Not collective.
+    """
+    _, root, digest, *rest = argv
+    return run_in_background(RunPaths(Path(root)), digest, has_slot=rest == [_HAS_SLOT])
+
+
 if __name__ == "__main__":
-    _, root, digest, *rest = sys.argv
-    sys.exit(run_in_background(RunPaths(Path(root)), digest, has_slot=rest == [_HAS_SLOT]))
+    sys.exit(main(sys.argv))

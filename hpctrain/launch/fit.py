@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hpctrain import environ
 from hpctrain.config import ExistingPolicy
@@ -34,6 +35,9 @@ from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory
+
+if TYPE_CHECKING:
+    from hpctrain.launch.background import RunSlot
 
 
 def fit(request: Request) -> Result:
@@ -148,7 +152,7 @@ def submit(request: Request) -> RunHandle:
 def submit_prepared(
     submission: Submission,
     *,
-    slot: Mapping[str, str] | None = None,
+    slot: RunSlot | None = None,
     policy: ExistingPolicy | None = None,
     warns: bool = True,
 ) -> RunHandle:
@@ -159,7 +163,7 @@ def submit_prepared(
     Parameters
     ----------
     slot
-        Variables of a run in the background that begins at once; None if it waits for its turn.
+        Of a run in the background that begins at once; None if it waits for its turn.
     policy
         As of `begin_or_find`.
     warns
@@ -198,7 +202,7 @@ def _begin_or_find(
     submission: Submission,
     *,
     in_background: bool = False,
-    slot: Mapping[str, str] | None = None,
+    slot: RunSlot | None = None,
     before: Callable[[], None] | None = None,
     policy: ExistingPolicy | None = None,
     warns: bool = True,
@@ -280,7 +284,7 @@ def _begin(
     changes: list[str],
     *,
     in_background: bool,
-    slot: Mapping[str, str] | None,
+    slot: RunSlot | None,
     before: Callable[[], None] | None,
     warns: bool,
 ) -> None:

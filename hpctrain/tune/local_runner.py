@@ -11,7 +11,9 @@ from typing import Any
 
 from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.launch.background import RunSlot
 from hpctrain.launch.cancel import end_process, record_end, request_stop
+from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.fit import prepare, submit_prepared
 from hpctrain.launch.life import LifeTest, job_is_alive
 from hpctrain.launch.request import Submission
@@ -62,6 +64,11 @@ class LocalRunner:
         self._clones = Clones(run_of)
         self._files = ModuleFiles()
         self._changes = CodeChanges(run_of)
+        self._template = ExecutorTemplate()
+
+    def close(self) -> None:
+        """Start no more trials. Not collective. Those that were begun go on."""
+        self._template.close()
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need. Not collective."""
@@ -268,7 +275,8 @@ class LocalRunner:
         gpus = trial.slot.gpus
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
-        submit_prepared(submission, slot=variables, policy="auto")
+        slot = RunSlot(variables=variables, template=self._template)
+        submit_prepared(submission, slot=slot, policy="auto")
 
     def _job_name(self, trial: Trial) -> str | None:
         """Return the name of the job of a trial; None where it has none."""

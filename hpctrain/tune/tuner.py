@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -188,7 +189,12 @@ class Tuner:
             print_first_plan(source, runner, first, count=config.num_samples)
         job_end, person = JobEnd(), PersonStops(paths)
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
-        with held(paths) as life, job_end.watched(), errors_of_files(paths, how_to_go_on):
+        with (
+            closing(runner),
+            held(paths) as life,
+            job_end.watched(),
+            errors_of_files(paths, how_to_go_on),
+        ):
             remove_unfinished(paths.tuner)
             # Another tuner may have been at work since they were looked at.
             if restored:

@@ -36,7 +36,8 @@ def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str
     """Return what a process is to a run: ``rank-2``, ``agent``, ``job``, ``driver`` or ``other``.
 
     Not collective. ``job`` is the supervisor and its child, the executor, which is a fork of it;
-    ``executor`` is one in the background. Those of trials of a sweep are ``trial_00003/rank-2``.
+    ``executor`` is one in the background, which a ``template`` may have forked. Those of trials of
+    a sweep are ``trial_00003/rank-2``.
     """
     # srun and mpiexec have the command of a rank at the end of their own.
     module, *rest = argv[argv.index("-m") + 1 :] if "-m" in argv[1:4] else [""]
@@ -49,6 +50,8 @@ def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str
         return "job"
     if module == "hpctrain.launch.background":
         return f"{trial_prefix(*rest[:1])}executor"
+    if module == "hpctrain.launch.executor_template":
+        return "template"
     # salloc has the command of the script at the end of its own, too.
     return "driver" if script in argv[:3] else "other"
 
@@ -99,6 +102,9 @@ class Injector:
             return "supervisor" if os.getpid() == self._pid else "executor"
         if self._role == "driver" and self._is_local:
             return "executor"
+        if self._role == "template":
+            # What it forks has the command of an executor.
+            return role_of(sys.orig_argv, {}, self._script)
         return self._role
 
     def _find_role(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.testing.chaos.injector import FORKED, role_of
+from hpctrain.testing.chaos.injector import FORKED, role_of, trial_prefix
 
 _POLL_S = 0.02
 
@@ -86,10 +87,23 @@ def _forked_role(trial: Path, pid: str) -> str:
         return "other"
 
 
+def _open_paths(pid: int) -> list[str]:
+    found, folder = [], f"/proc/{pid}/fd"
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                found.append(os.readlink(f"{folder}/{name}"))
+    return found
+
+
 def _told_apart(pid: int, found: dict[int, tuple[str, str, int]], *, local: bool) -> str:
     role, _, parent = found[pid]
     if role == "driver" and local:
         return "executor"
+    if role == "template":
+        # What it forks has its command, and holds a run directory open.
+        prefix = next(filter(None, map(trial_prefix, _open_paths(pid))), "")
+        return f"{prefix}executor" if prefix else role
     if role == "job":
         # The executor is a fork of the supervisor.
         return "executor" if found.get(parent, ("",))[0] == "job" else "supervisor"
