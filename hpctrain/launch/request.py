@@ -321,7 +321,7 @@ def make_spec(
             max_writers=sync.max_writers,
             max_bytes_per_s=sync.max_bytes_per_s,
             in_container=plan.container is not None,
-            preload=tuple(request.worker_spec.backend_config.preload),
+            preload=_preload_of(request.worker_spec.backend_config),
             stops_at=_goals_of(request.run_config) if stops_exactly else None,
         ),
         worker=worker,
@@ -333,6 +333,21 @@ def make_spec(
 
 def _goals_of(run_config: RunConfig) -> Mapping[str, float] | None:
     return dict(run_config.stop) if isinstance(run_config.stop, Mapping) else None
+
+
+def _preload_of(backend_config: Any) -> tuple[str, ...]:
+    """Return the modules that a backend lets one process import for all ranks of a node."""
+    names = getattr(backend_config, "preload", ())
+    if not isinstance(names, (tuple, list)) or not all(map(_is_module_name, names)):
+        raise ConfigError(
+            f"{type(backend_config).__name__}.preload is {names!r}. Names of modules are needed, "
+            f"such as ('torch', 'torch.distributed')."
+        )
+    return tuple(names)
+
+
+def _is_module_name(name: object) -> bool:
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
 
 
 def fingerprint_of(request: Request, worker: bytes, digests: Mapping[str, str]) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hpctrain import FailureConfig
+from hpctrain import ConfigError, FailureConfig
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.torch import TorchTrainer
+from hpctrain.torch import TorchConfig, TorchTrainer
 from tests.runs import fit
 from tests.waiting import wait_until
 
@@ -255,3 +255,13 @@ def test_the_reason_why_ranks_are_not_forked_is_told_once(
     assert f"{tmp_path}/sitecustomize.py runs at the start of each interpreter" in reason
     said = "note: each rank imports its modules itself: "
     assert capfd.readouterr().err.count(said) == 1
+
+
+@pytest.mark.parametrize("preload", ["torch", ("torch", 3), ("not a module",)])
+def test_a_preload_that_names_no_modules_is_refused(preload: Any, tmp_path: Path) -> None:
+    class Config(TorchConfig):
+        pass
+
+    Config.preload = preload
+    with pytest.raises(ConfigError, match=r"Config.preload is .* Names of modules are needed"):
+        fit(_trains(), tmp_path, trainer=TorchTrainer, torch_config=Config())
