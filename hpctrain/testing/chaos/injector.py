@@ -167,7 +167,9 @@ class Injector:
         elif act == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif act == "error":
-            raise OSError(fault["errno"], os.strerror(fault["errno"]), path)
+            # The call itself would name the file as it was given.
+            real_path = self._real_paths.get(path, path)
+            raise OSError(fault["errno"], os.strerror(fault["errno"]), real_path)
         elif act == "torn":
             # What a power cut leaves of a file that was not yet on the disk.
             target = self._real_paths[path]
