@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +136,15 @@ class LocalRunner:
                     f"FailureConfig at most."
                 )
             time.sleep(_LOOK_INTERVAL_S)
+
+    def glance(self, trials: Iterable[Trial]) -> None:
+        """Look once at runs that seem to go on, for a later `watch` to know more.
+
+        Not collective.
+        """
+        for trial in trials:
+            if not trial.state.is_final:
+                self._is_unknown(trial)
 
     def _is_unknown(self, trial: Trial) -> bool:
         watch = self._watch(trial)

@@ -38,10 +38,17 @@ _SECONDS_OF_A_CLAIM = 5.0
 
 
 @contextlib.contextmanager
-def held(paths: SweepPaths) -> Iterator[TunerLife]:
+def held(
+    paths: SweepPaths, *, meanwhile: Callable[[], object] = lambda: None
+) -> Iterator[TunerLife]:
     """Hold a sweep for the time of the block: no other process runs it. Not collective.
 
     A tuner of another host that shows no sign of life does not hold it any more.
+
+    Parameters
+    ----------
+    meanwhile
+        Called again and again as long as that is waited for.
 
     Raises
     ------
@@ -50,7 +57,7 @@ def held(paths: SweepPaths) -> Iterator[TunerLife]:
     """
     root = RunPaths(paths.root)
     claim = find_claim(root) if paths.events.exists() else None
-    if claim is not None and not has_life(paths, claim):
+    if claim is not None and not has_life(paths, claim, meanwhile=meanwhile):
         release_claim(root, claim)
         claim = None
     if claim is not None:

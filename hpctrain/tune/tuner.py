@@ -189,9 +189,10 @@ class Tuner:
             print_first_plan(source, runner, first, count=config.num_samples)
         job_end, person = JobEnd(), PersonStops(paths)
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
+        seen = record.trials.values() if record is not None else ()
         with (
             closing(runner),
-            held(paths) as life,
+            held(paths, meanwhile=lambda: runner.glance(seen)) as life,
             job_end.watched(),
             errors_of_files(paths, how_to_go_on),
         ):

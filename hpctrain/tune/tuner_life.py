@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hpctrain import timeouts
 from hpctrain.errors import LaunchError, SupersededError
@@ -98,7 +98,11 @@ def _write_sign(paths: SweepPaths, content: bytes) -> None:
 
 
 def has_life(
-    paths: SweepPaths, claim: Claim, *, silence_s: float = timeouts.EXECUTOR_SILENCE_S
+    paths: SweepPaths,
+    claim: Claim,
+    *,
+    silence_s: float = timeouts.EXECUTOR_SILENCE_S,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> bool:
     """Return whether the tuner that holds a claim lives. Not collective.
 
@@ -109,6 +113,8 @@ def has_life(
     ----------
     silence_s
         Seconds without a sign that mean death.
+    meanwhile
+        Called at each look: what else is to be watched.
     """
     if claim.is_here:
         return True
@@ -130,6 +136,7 @@ def has_life(
                 f"process {owner['pid']} on {owner['host']} runs the sweep {paths.root.name}, or "
                 f"has died. Waiting up to {silence_s:.0f} s for it to write {paths.alive}."
             )
+        meanwhile()
         time.sleep(_LOOK_INTERVAL_S)
     return False
 

@@ -164,3 +164,27 @@ def test_trials_whose_executors_died_elsewhere_are_waited_for_at_the_same_time(
     assert 60 <= clock.now < 70
     ends = [read_status(RunPaths(tmp_path / trial.trial_id)) for trial in trials]
     assert [end.state for end in ends if end is not None] == 4 * [RunState.STOPPED]
+
+
+def test_the_tuner_and_its_trials_are_waited_for_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path)
+    root = tmp_path / "s"
+    claim_from_elsewhere(root)
+    ledger = SweepLedger(paths=SweepPaths(root=root))
+    ledger.append("trial-added", trial="trial_00001", config={})
+    ledger.append("trial-started", trial="trial_00001")
+    (root / "trial_00001").mkdir()
+    status = RunStatus(name="trial_00001", state=RunState.RUNNING, launcher="local")
+    paths = RunPaths(root / "trial_00001")
+    write_status(paths, status.with_changes(owner_host="node-that-is-gone", owner_pid=7))
+    clock = PlayedTime()
+    for module in (tuner_life, life, local_runner):
+        monkeypatch.setattr(module, "time", clock)
+    runner = LocalRunner(lambda trial_id, config: None, lambda name: root / name)  # type: ignore[arg-type,return-value]
+    trials = read_record(ledger.paths).trials.values()
+    with held(ledger.paths, meanwhile=lambda: runner.glance(trials)):
+        runner.watch([trial for trial in trials if not trial.state.is_final])
+    assert not runner.attach(read_record(ledger.paths).trials["trial_00001"])
+    assert 60 <= clock.now < 70
