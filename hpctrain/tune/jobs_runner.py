@@ -177,10 +177,15 @@ class JobsRunner(LocalRunner):
 
     def describe_left(self, trials: Sequence[Trial]) -> str:
         """Return which jobs go on when the tuner ends, and how to end them. Not collective."""
-        if not trials:
+        jobs = []
+        for trial in trials:
+            status = self._read_status(trial.trial_id)
+            # Some have ended, and were not looked at since.
+            if status is not None and not status.state.is_final:
+                jobs.append(f"{trial.trial_id} (job {status.job_id or 'unknown'})")
+        if not jobs:
             return ""
         sweep = shlex.quote(str(self._run_of(trials[0].trial_id).parent))
-        jobs = [f"{t.trial_id} (job {self._job_of(t.trial_id) or 'unknown'})" for t in trials]
         return (
             f", follows the jobs that are still there then, and submits no trial twice. Until then "
             f"these go on: {', '.join(jobs)}. See them: hpctrain tune status {sweep}   End them: "
@@ -240,11 +245,14 @@ class JobsRunner(LocalRunner):
         return job is not None and not job.is_final
 
     def _job_of(self, trial_id: str) -> str | None:
+        status = self._read_status(trial_id)
+        return None if status is None else status.job_id
+
+    def _read_status(self, trial_id: str) -> RunStatus | None:
         try:
-            status = read_status(RunPaths(self._run_of(trial_id)))
+            return read_status(RunPaths(self._run_of(trial_id)))
         except OSError:
             return None
-        return None if status is None else status.job_id
 
 
 def _find_live(job_ids: Collection[str]) -> set[str]:

@@ -8,8 +8,8 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -219,25 +219,19 @@ class Tuner:
             )
             with errors_of_storage(RunPaths(paths.root)):
                 sharing.write(paths.root)
-            if record is None:
-                self._begin(paths, content, seed, launcher)
-            else:
-                self._go_on(paths, record, sweep, person)
-            self._run(sweep, runner, person, how_to_go_on)
+            with _explaining_interrupts(sweep, runner, how_to_go_on):
+                if record is None:
+                    self._begin(paths, content, seed, launcher)
+                else:
+                    self._go_on(paths, record, sweep, person)
+                self._run(sweep, person, how_to_go_on)
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
             self._show_end(sweep, paths)
         return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
 
-    def _run(
-        self, sweep: Sweep, runner: LocalRunner, person: PersonStops, how_to_go_on: str
-    ) -> None:
+    def _run(self, sweep: Sweep, person: PersonStops, how_to_go_on: str) -> None:
         try:
             sweep.run()
-        except KeyboardInterrupt as error:
-            left = runner.describe_left(sweep.at_work)
-            log(f"interrupted; {how_to_go_on}{left}", new_line=True)
-            show_as(error, "")
-            raise
         except SupersededError:
             raise
         except RunStoppedError as error:
@@ -463,3 +457,15 @@ class Tuner:
     def _show(self, line: str) -> None:
         if self._run_config.verbose:
             log(line, to=sys.stdout)
+
+
+@contextmanager
+def _explaining_interrupts(sweep: Sweep, runner: LocalRunner, how_to_go_on: str) -> Iterator[None]:
+    """Log at Ctrl-C what is left at work, and how the sweep goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        left = runner.describe_left(sweep.at_work)
+        log(f"interrupted; {how_to_go_on}{left}", new_line=True)
+        show_as(error, "")
+        raise

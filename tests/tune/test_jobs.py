@@ -261,7 +261,7 @@ def test_a_killed_tuner_ends_no_job_and_the_next_one_adopts_them(
         wait_until(lambda: "trial_00001 goes on" in login.printed(), login.printed, process=process)
         assert [login.job_of(number) for number in range(3)] == jobs
         process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_S) != 0
+        assert process.wait(TIMEOUT_S) == -signal.SIGINT, login.printed()
     said = login.printed().splitlines()[-1]
     assert f"these go on: trial_00001 (job {jobs[1]}), trial_00002 (job {jobs[2]})" in said
     assert f"hpctrain tune stop {tmp_path / 'sweep'} TRIAL" in said
