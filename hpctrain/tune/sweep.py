@@ -266,7 +266,7 @@ class Sweep:
                     return
 
     def _begin(self, trial: Trial) -> None:
-        verb = "goes on" if trial.state is TrialState.PAUSED else "begins"
+        verb = "goes on" if trial.state is TrialState.PAUSED or trial.reports else "begins"
         self._change(trial, TrialEvent.STARTED, **trial.slot.to_json())
         self._runner.start(trial)
         self._has_begun = True

@@ -69,7 +69,7 @@ class Watch:
         self.record_end(reason)
         if was_asked:
             # By `hpctrain cancel --now`, or before it could stop.
-            return End(failed=False, was_stopped=True, reason="it was stopped")
+            return End(failed=False, was_stopped=True, reason="was stopped")
         # As the supervisor in a job decides: an executor that could begin an attempt has looked at
         # the budgets; one that could not, has not.
         attempts, before = count_attempts(self.paths), self._attempts
