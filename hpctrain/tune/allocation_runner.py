@@ -16,6 +16,7 @@ from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.scaling_config import ScalingConfig
 from hpctrain.slurm.nodes import SlurmNodes
@@ -49,7 +50,17 @@ class AllocationRunner(LocalRunner):
         """
         paths = RunPaths(self._run_of(trial.trial_id))
         status = read_status(paths)
-        if status is not None and not status.state.is_final and status.job_id is not None:
+        # An executor that outlives its job for some seconds can start nothing more in it.
+        has_failed_to_start = (
+            status is not None
+            and status.state is RunState.FAILED
+            and status.error_type == LaunchError.__name__
+        )
+        if (
+            status is not None
+            and (has_failed_to_start or not status.state.is_final)
+            and status.job_id is not None
+        ):
             is_elsewhere = status.job_id != environ.variable("SLURM_JOB_ID")
             if is_elsewhere and not job_is_alive(status.job_id):
                 with suppress(OSError):
