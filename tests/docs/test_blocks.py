@@ -52,6 +52,7 @@ RUN_ELSEWHERE = {
     "preprocessors-trainer": "test_docs.py",
     "readme-python-1": "test_docs.py and tests/newcomer",
     "tracking-train": "test_docs.py",
+    "tune-jobs": "tests/tune/test_jobs.py",
     "tutorial-result": "test_docs.py",
     "tutorial-train": "test_docs.py",
 }

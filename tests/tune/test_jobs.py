@@ -27,10 +27,12 @@ from hpctrain.tune.jobs_runner import JobsRunner
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
 from hpctrain.tune.runner import End, NotNowError
 from hpctrain.tune.trial import Trial
+from tests.docs.code_blocks import blocks_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
+DOCS = Path(__file__).parents[2] / "docs"
 HPCTRAIN = [sys.executable, "-m", "hpctrain.cli"]
 TIMEOUT_S = 90
 
@@ -209,6 +211,36 @@ def test_each_trial_is_a_job_and_never_are_there_more_than_max_jobs(
     # What has ended begins no job when the script is started again.
     login.run()
     assert [login.job_of(number) for number in range(6)] == jobs
+
+
+# What the page leaves to its reader.
+OF_A_READER = """
+import hpctrain
+
+def train(config):
+    hpctrain.report({"lr": config["lr"]})
+
+"""
+
+
+def test_the_script_of_the_page_runs_and_goes_on(
+    virtual_slurm: VirtualCluster, tmp_path: Path, leaves_nothing: None
+) -> None:
+    pytest.importorskip("torch")
+    (page,) = [b.text for b in blocks_of(DOCS / "tune.rst") if b.name == "tune-jobs"]
+    for theirs, ours in {
+        'partition="gpu", account="abc", time="4:00:00"': 'time="10:00"',
+        "num_workers=4, use_gpu=True": "num_workers=2",
+        "num_samples=50": "num_samples=2",
+        "/scratch/me": str(tmp_path),
+    }.items():
+        assert theirs in page
+        page = page.replace(theirs, ours)
+    login = Login(virtual_slurm, tmp_path, f"{OF_A_READER}{page}\nprint('ended', len(results))\n")
+    assert "ended 2" in login.run()
+    jobs = [login.job_of(number) for number in range(2)]
+    login.run()
+    assert [login.job_of(number) for number in range(2)] == jobs
 
 
 GOES_ON = """
