@@ -246,7 +246,6 @@ INSTEAD_OF_FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "RunConfig": {
         "local_dir": "give storage_path=, a directory that all nodes see.",
-        "log_to_file": "the output of each rank is a file already: hpctrain logs.",
         "progress_reporter": "it is Ray Tune's; verbose=1 shows the progress.",
         "storage_filesystem": "give storage_path=, a directory that all nodes see.",
         "worker_runtime_env": "ranks have the environment of the script; "

@@ -26,6 +26,7 @@ from hpctrain.preprocessors import StandardScaler
 from hpctrain.ray_names import INSTEAD_OF_FIELDS
 from hpctrain.sklearn import SklearnTrainer
 from hpctrain.torch import TorchConfig, TorchPredictor
+from hpctrain.tune import TuneConfig
 from hpctrain.xgboost import XGBoostTrainer
 
 
@@ -34,7 +35,7 @@ def test_a_field_that_is_not_there_says_what_to_use_instead():
 
     configs = (DataConfig, FailureConfig, RunConfig, ScalingConfig, SyncConfig, ValidationConfig)
     kinds = {k.__name__: k for k in configs}
-    kinds["TorchConfig"] = TorchConfig
+    kinds |= {"TorchConfig": TorchConfig, "TuneConfig": TuneConfig}
     for kind, instead in INSTEAD_OF_FIELDS.items():
         for name, way_out in instead.items():
             with pytest.raises(ConfigError) as refusal:
