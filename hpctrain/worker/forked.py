@@ -138,8 +138,10 @@ def explain_difference(
             f"the launcher changes variables that libraries read when they are imported: "
             f"{', '.join(changed[:_MOST_NAMED])}{more}. Set them where fit() is called"
         )
+    # An empty one is none; an empty part of one is the working directory.
     paths = before.get("PYTHONPATH", "")
-    if launched.cwd != cwd and any(not os.path.isabs(path) for path in paths.split(os.pathsep)):
+    parts = paths.split(os.pathsep) if paths else []
+    if launched.cwd != cwd and not all(map(os.path.isabs, parts)):
         return (
             f"ranks start in {launched.cwd}, and PYTHONPATH={paths} is relative. Make it absolute"
         )
