@@ -66,6 +66,8 @@ class Sharing:
     def write(self, root: Path) -> None:
         """Write the files into the directory of a sweep, unless they are there. Not collective.
 
+        What is damaged, or others could have written, is replaced.
+
         Raises
         ------
         OSError
@@ -75,7 +77,7 @@ class Sharing:
             name, content = self.contents.popitem()
             path = _path(root, name)
             path.parent.mkdir(DIRECTORY_MODE, exist_ok=True)
-            if not path.exists():
+            if not _is_intact(path, name):
                 write_atomic(path, content, mode=_OWNER_ONLY, durable=True)
 
 
@@ -111,6 +113,13 @@ def share_arguments(trainable: Trainable) -> Sharing:
 
 def _path(sweep: Path, name: str) -> Path:
     return sweep / _FOLDER / f"{name}.pkl"
+
+
+def _is_intact(path: Path, name: str) -> bool:
+    try:
+        return spec.make_fingerprint(read_own(path)) == name
+    except (FileNotFoundError, ConfigError, DamagedFileError):
+        return False
 
 
 def _read(run: Path, argument: str, name: str) -> bytes:

@@ -10,6 +10,9 @@ import pytest
 
 import hpctrain
 from hpctrain import ConfigError, RunConfig, tune
+from hpctrain.errors import HpctrainError
+from hpctrain.tune import shared_arguments
+from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.shared_arguments import LARGE_BYTES, share_arguments
 from hpctrain.tune.trial_function import TrialFunction, find_metrics
 
@@ -141,22 +144,31 @@ def test_a_large_argument_is_stored_once_and_is_only_the_owners(tmp_path: Path) 
     assert stored.stat().st_mode & 0o777 == 0o600
     for result in grid:
         assert (Path(result.path) / "spec.pkl").stat().st_size < LARGE_BYTES
-    # Another user's, or damaged: it is not opened.
-    stored.chmod(0o620)
-    again = tune.Tuner.restore(tmp_path / "s", trainable, restart_errored=True)
-    from hpctrain.tune.ledger import SweepLedger, SweepPaths
-
+    written = stored.read_bytes()
+    damages: list[tuple[int, bytes, str]] = [
+        (0o620, written, "can be written by others"),
+        (0o600, written[: size // 2] + b"\1" + written[size // 2 + 1 :], "is not what was written"),
+        (0o600, written[:100], "is not what was written"),
+        (0o600, b"", "is not what was written"),
+    ]
     ledger = SweepLedger(paths=SweepPaths(root=tmp_path / "s"))
-    ledger.append("trial-added", trial="trial_00002", config={"x": 3})
-    (error,) = again.fit().errors
-    assert "can be written by others" in str(error)
-    stored.chmod(0o600)
-    content = bytearray(stored.read_bytes())
-    content[size // 2] ^= 1
-    stored.write_bytes(content)
-    (error,) = tune.Tuner.restore(tmp_path / "s", trainable, restart_errored=True).fit().errors
-    assert "its content is not what was written" in str(error)
+    for number, (mode, content, message) in enumerate(damages, start=2):
+        stored.write_bytes(content)
+        stored.chmod(mode)
+        # A rank does not open it.
+        with pytest.raises(HpctrainError, match=message):
+            shared_arguments._read(Path(grid[0].path), "data", stored.stem)
+        # The next tuner has the value, and writes it again.
+        ledger.append("trial-added", trial=f"trial_0000{number}", config={"x": number})
+        again = tune.Tuner.restore(tmp_path / "s", trainable).fit()
+        assert not again.errors
+        assert again[number].metrics["sum"] == number * size / 16
+        assert stored.read_bytes() == written
+        assert stored.stat().st_mode & 0o777 == 0o600
     stored.unlink()
-    grid = tune.Tuner.restore(tmp_path / "s", trainable, restart_errored=True).fit()
+    with pytest.raises(ConfigError, match="is gone"):
+        shared_arguments._read(Path(grid[0].path), "data", stored.stem)
+    ledger.append("trial-added", trial="trial_00006", config={"x": 3})
+    grid = tune.Tuner.restore(tmp_path / "s", trainable).fit()
     assert not grid.errors, "it is written again"
-    assert grid[2].metrics["sum"] == 3 * size / 16
+    assert grid[6].metrics["sum"] == 3 * size / 16
