@@ -227,8 +227,20 @@ def is_of_launcher(name: str) -> bool:
 
 
 def wants_fork_server() -> bool:
-    """Return whether ranks may be forked from a process that has imported their modules."""
-    return os.environ.get(_FORK_SERVER) != "0"
+    """Return whether ranks may be forked from a process that has imported their modules.
+
+    Raises
+    ------
+    ConfigError
+        If ``HPCTRAIN_FORK_SERVER`` is neither 0 nor 1.
+    """
+    value = os.environ.get(_FORK_SERVER) or "1"
+    if value not in ("0", "1"):
+        raise ConfigError(
+            f"{_FORK_SERVER}={value!r}: set it to 0, and each rank imports for itself, or leave it "
+            f"out."
+        )
+    return value == "1"
 
 
 def launched_rank() -> int:

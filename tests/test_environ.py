@@ -6,6 +6,7 @@ import pytest
 
 from hpctrain import environ
 from hpctrain.environ import Home, detect_home
+from hpctrain.errors import ConfigError
 from hpctrain.launch import request
 
 # What Slurm 22.05 exports in a job; values of a job of two nodes.
@@ -237,3 +238,22 @@ def test_requests_of_the_command_line_reach_every_fit_and_its_children(
 def test_steps_get_what_a_job_with_export_none_has():
     job = {"PATH": "/usr/bin", "SLURM_EXPORT_ENV": "NONE", "SRUN_EXPORT_ENV": "A"}
     assert environ.without_export_variables(job) == {"PATH": "/usr/bin"}
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(None, True), ("", True), ("1", True), ("0", False)])
+def test_ranks_are_forked_unless_that_is_turned_off(
+    value: str | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("HPCTRAIN_FORK_SERVER", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HPCTRAIN_FORK_SERVER", value)
+    assert environ.wants_fork_server() is wanted
+
+
+@pytest.mark.parametrize("value", ["no", "off", "false", "O", "00", " 0"])
+def test_a_fork_server_that_is_neither_on_nor_off_is_refused(
+    value: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HPCTRAIN_FORK_SERVER", value)
+    with pytest.raises(ConfigError, match=r"HPCTRAIN_FORK_SERVER=.* set it to 0"):
+        environ.wants_fork_server()
