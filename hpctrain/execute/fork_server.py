@@ -6,13 +6,13 @@ whichever reason, starts as if there were none.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -236,7 +236,7 @@ class _Server:
             return self.has_ended
         deadline = Deadline(timeout_s)
         while not self._is_idle and not deadline.is_over and not self.has_ended:
-            select.select([self._socket], [], [], _LOOK_INTERVAL_S)
+            _await_readable(self._socket.fileno(), _LOOK_INTERVAL_S)
             self._listen()
         return self._is_idle
 
@@ -244,13 +244,11 @@ class _Server:
         """Let it end, and wait for that."""
         self._socket.close()
         os.close(self._errors)
-        try:
+        # Where the kernel is too old for a pidfd, the server has refused, and has ended.
+        with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(self.pid)
-        except OSError:
-            time.sleep(0)
-        else:
             # subprocess's own wait looks ever more seldom.
-            select.select([pidfd], [], [], timeouts.FORK_SERVER_END_S)
+            _await_readable(pidfd, timeouts.FORK_SERVER_END_S)
             os.close(pidfd)
         if self._process.poll() is None:
             self._process.kill()
@@ -272,15 +270,15 @@ class _Server:
             for line in lines:
                 self._take(json.loads(line))
 
-    def _take(self, told: Mapping[str, object]) -> None:
-        if "idle" in told:
+    def _take(self, message: Mapping[str, object]) -> None:
+        if "idle" in message:
             self._is_idle = True
-        elif "refused" in told:
-            self._refusals.append(str(told["refused"]))
-        elif "unusable" in told:
-            self.unusable = str(told["unusable"])
-        elif "ready" in told:
-            origins, places = told["origins"], told["places"]
+        elif "refused" in message:
+            self._refusals.append(str(message["refused"]))
+        elif "unusable" in message:
+            self.unusable = str(message["unusable"])
+        elif "ready" in message:
+            origins, places = message["origins"], message["places"]
             assert isinstance(origins, dict)
             assert isinstance(places, list)
             watched = {*places, *(os.path.dirname(p) for p in origins.values()), *origins.values()}
@@ -293,6 +291,13 @@ class _Server:
         )
         last = text.strip().splitlines()[-1:] or [f"status {self._process.returncode}"]
         return f"it ended while it imported: {last[0]}"
+
+
+def _await_readable(descriptor: int, timeout_s: float) -> None:
+    # Unlike select(), it takes descriptors above 1023, as a script with many open files has.
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    poller.poll(timeout_s * 1000)
 
 
 def _stamp(path: str) -> int:

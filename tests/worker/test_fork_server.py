@@ -470,3 +470,23 @@ def test_64_starts_leave_a_server_as_it_was(
     again = look()
     assert again[:2] == (descriptors, children)
     assert again[2] < pages + 128
+
+
+def test_a_script_with_many_open_files_has_a_server_too(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    # select() takes no descriptor above 1023.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        program = Program(tmp_path, variables, STATE)
+        servers = make_servers()
+        assert program.run(servers.command(program.plain, variables)).returncode == 0
+        assert servers.take_reasons() == []
+        assert servers.await_idle()
+        servers.close()
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
