@@ -87,6 +87,21 @@ def integer(what: str, value: Any, *, at_least: int) -> int:
     return int(value)
 
 
+def flag(what: str, value: Any) -> bool:
+    """Return True or False, also of NumPy, as Python's. Not collective.
+
+    Anything else has a truth too, often not the one that was meant: ``"False"`` counts as true.
+
+    Raises
+    ------
+    ConfigError
+        If it is something else.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{what} is {shown(value)}. Give True or False.")
+    return bool(value)
+
+
 def is_integer(value: Any) -> bool:
     """Return whether a value is an integer of Python or NumPy, and no bool. Not collective."""
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.data.arguments import flag
 from hpctrain.data.operations.aggregated import Aggregated
 from hpctrain.data.operations.combined import Combined, check_parts
 from hpctrain.data.operations.consumed import Consumed
@@ -70,12 +71,12 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
         Raises
         ------
         ConfigError
-            If `n` is not an integer of 1 or more.
+            If `n` is not an integer from 1 to 100,000.
         """
         check_parts(n)
         say_no_meaning("streaming_split()", {"locality_hints": locality_hints})
         known = with_known_rows(self)
-        rest = known.source.num_rows % n if equal else 0
+        rest = known.source.num_rows % n if flag("equal", equal) else 0
         whole = known.limit(known.source.num_rows - rest) if rest else known
         return [whole.shard(rank=rank, world_size=n) for rank in range(n)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import integer, shuffle_buffer
+from hpctrain.data.arguments import flag, integer, shuffle_buffer
 from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.passes import SizedPasses
@@ -197,7 +197,7 @@ class Epochs:
         mixing = None
         buffer = shuffle_buffer(local_shuffle_buffer_size)
         integer("prefetch_batches", prefetch_batches, at_least=0)
-        if shuffle or buffer is not None:
+        if flag("shuffle", shuffle) or buffer is not None:
             mixing = choose_mixing(
                 self._dataset.source,
                 self._dataset.read_schema.row_bytes,

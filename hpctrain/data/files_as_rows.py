@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import is_integer, items_of
+from hpctrain.data.arguments import flag, is_integer, items_of
 from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
@@ -195,7 +195,9 @@ def _mode(mode: Any) -> str | None:
 def _file_rows(
     files: tuple[str, ...], load: LoadFile, column: Column, include_paths: bool
 ) -> Source:
-    columns = [(load.column, column)] + ([("path", _OBJECT)] if include_paths else [])
+    columns = [(load.column, column)] + (
+        [("path", _OBJECT)] if flag("include_paths", include_paths) else []
+    )
     return FileRows(paths=files, load=load, schema=Schema(tuple(columns)))
 
 

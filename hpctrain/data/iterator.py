@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import function, is_integer
+from hpctrain.data.arguments import flag, function, is_integer
 from hpctrain.data.batch import Batch
 from hpctrain.data.categories import plain
 from hpctrain.data.dataset import Dataset
@@ -186,7 +186,7 @@ class DataIterator(ShardTensors):
             shuffle=shuffle,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
-            tail="drop" if drop_last else tail,
+            tail="drop" if flag("drop_last", drop_last) else tail,
             prefetch_batches=prefetch_batches,
         )
 
@@ -245,7 +245,7 @@ class DataIterator(ShardTensors):
             shuffle=shuffle,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
-            tail="drop" if drop_last else tail,
+            tail="drop" if flag("drop_last", drop_last) else tail,
             prefetch_batches=prefetch_batches,
         )
 
@@ -307,7 +307,7 @@ class DataIterator(ShardTensors):
             shuffle=shuffle,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
-            tail="drop" if drop_last else tail,
+            tail="drop" if flag("drop_last", drop_last) else tail,
             prefetch_batches=prefetch_batches,
         )
         return to_tensorflow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpctrain.checks import check_text
+from hpctrain.data.arguments import flag
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.documents import LoadJson, LoadText, open_documents
 from hpctrain.data.files import Paths
@@ -80,7 +81,9 @@ def read_text(
     """
     say_no_meaning("read_text()", scheduling, OF_READS)
     check_text("encoding", encoding)
-    return Dataset(open_documents(paths, [""], LoadText(encoding, drop_empty_lines)))
+    return Dataset(
+        open_documents(paths, [""], LoadText(encoding, flag("drop_empty_lines", drop_empty_lines)))
+    )
 
 
 def read_images(

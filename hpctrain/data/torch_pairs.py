@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.data.arguments import list_of_names, one_name, one_or_more_names
+from hpctrain.data.arguments import flag, list_of_names, one_name, one_or_more_names
 from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.schema import check_columns
@@ -66,7 +66,11 @@ def iterate_pairs(
         one_name("label_column", label)
     if features is not None and not isinstance(features, Mapping):
         features = list_of_names("feature_columns", features)
-    collate = TorchPairs(label=label, features=features, unsqueeze_label=unsqueeze_label)
+    collate = TorchPairs(
+        label=label,
+        features=features,
+        unsqueeze_label=flag("unsqueeze_label_tensor", unsqueeze_label),
+    )
     pairs = source.iter_torch_batches(
         batch_size=batch_size,
         collate_fn=collate,

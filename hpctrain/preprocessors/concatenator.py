@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import number_type, one_name
+from hpctrain.data.arguments import flag, number_type, one_name
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import NumpyBatch, names_of
 from hpctrain.preprocessors.columns import ColumnPreprocessor
@@ -66,8 +66,8 @@ class Concatenator(ColumnPreprocessor):
             raise ConfigError(
                 f"dtype={shown(dtype)} is not a type of numbers. Give one, such as numpy.float32."
             )
-        self.raise_if_missing = raise_if_missing
-        self.flatten = flatten
+        self.raise_if_missing = flag("raise_if_missing", raise_if_missing)
+        self.flatten = flag("flatten", flatten)
 
     def get_output_columns(self) -> list[str]:
         """Return the column of vectors. Not collective."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.checks import check_choice, check_count, shown
-from hpctrain.data.arguments import is_real, items_of, mapping, number_type
+from hpctrain.data.arguments import flag, is_real, items_of, mapping, number_type
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows
 from hpctrain.preprocessors.columns import ColumnPreprocessor
@@ -37,8 +37,8 @@ class _Discretizer(ColumnPreprocessor):
         check_choice("duplicates", duplicates, ("raise", "drop"))
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
-        self.right = right
-        self.include_lowest = include_lowest
+        self.right = flag("right", right)
+        self.include_lowest = flag("include_lowest", include_lowest)
         self.duplicates = duplicates
         self.dtypes = (
             {} if dtypes is None else mapping("dtypes", dtypes, example="{'x': numpy.int32}")

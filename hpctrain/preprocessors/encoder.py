@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import is_integer, items_of, mapping
+from hpctrain.data.arguments import flag, is_integer, items_of, mapping
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import (
     Array,
@@ -103,7 +103,7 @@ class OrdinalEncoder(_Encoder):
     ) -> None:
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
-        self.encode_lists = encode_lists
+        self.encode_lists = flag("encode_lists", encode_lists)
 
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
         count = count_in_lists if self.encode_lists else count_elements

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpctrain.data.arguments import flag
 from hpctrain.errors import ConfigError
 from hpctrain.torch.device import get_device
 from hpctrain.worker.context import active_worker
@@ -184,12 +185,16 @@ def prepare_data_loader(
     Raises
     ------
     ConfigError
-        If a sampler cannot say how much it draws, or `global_batch_size` does not fit the loader.
+        If a sampler cannot say how much it draws, `global_batch_size` does not fit the loader, or a
+        flag is neither True nor False.
         In an epoch in which ranks draw different orders all the same, by the loader.
     """
     from hpctrain.torch.loader import PreparedLoader, shard_loader
 
     world = active_worker("prepare_data_loader()").context.world
+    add_dist_sampler = flag("add_dist_sampler", add_dist_sampler)
+    move_to_device = flag("move_to_device", move_to_device)
+    auto_transfer = flag("auto_transfer", auto_transfer)
     if global_batch_size is not None and not add_dist_sampler:
         raise ConfigError(
             f"prepare_data_loader(global_batch_size={global_batch_size}) shares the data out, but "

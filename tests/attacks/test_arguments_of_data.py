@@ -160,6 +160,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "shard": {"rank": 0, "world_size": 2, "tail": "uneven"},
     "to_torch": PAIRS,
     "limit": {"limit": 2},
+    "split": {"n": 2, "equal": False},
+    "streaming_split": {"n": 2, "equal": False},
     "take_ranges": {"ranges": [range(2)]},
     "random_shuffle": {"seed": 1},
     "randomize_block_order": {"seed": 1},
@@ -224,6 +226,53 @@ def read(made: Any) -> None:
         made.count().take_all()
     elif type(made).__name__ in ("Passes", "SizedPasses", "Pairs"):
         list(made)
+
+
+FLAGS: dict[str, Callable[[Any], Any]] = {
+    "shuffle": lambda flag: rows().iterator().iter_batches(batch_size=2, shuffle=flag),
+    "drop_last": lambda flag: rows().iter_batches(batch_size=2, drop_last=flag),
+    "drop_last of a shard": lambda flag: (
+        rows().iterator().iter_batches(batch_size=2, drop_last=flag)
+    ),
+    "drop_last of tensors": lambda flag: rows().iter_torch_batches(drop_last=flag),
+    "drop_last of pairs": lambda flag: rows().to_torch(label_column="x", drop_last=flag),
+    "unsqueeze_label_tensor": lambda flag: rows().to_torch(
+        label_column="x", unsqueeze_label_tensor=flag
+    ),
+    "shuffle of a split": lambda flag: rows().train_test_split(0.5, shuffle=flag),
+    "shuffle of blocks": lambda flag: rows().repartition(2, shuffle=flag),
+    "equal": lambda flag: rows().split(2, equal=flag),
+    "equal of streams": lambda flag: rows().streaming_split(2, equal=flag),
+    "ignore_nulls": lambda flag: rows().sum("x", ignore_nulls=flag),
+    "ignore_nulls of groups": lambda flag: rows().groupby("n").sum("x", ignore_nulls=flag),
+    "ignore_nulls of values": lambda flag: rows().unique("x", ignore_nulls=flag),
+    "zero_copy_batch": lambda flag: rows().map_batches(same, zero_copy_batch=flag),
+    "drop_empty_lines": lambda flag: data.read_text(__file__, drop_empty_lines=flag),
+    "include_paths": lambda flag: data.read_binary_files(__file__, include_paths=flag),
+    "raise_if_missing": lambda flag: preprocessors.Concatenator(["x"], raise_if_missing=flag),
+    "flatten": lambda flag: preprocessors.Concatenator(["x"], flatten=flag),
+    "right": lambda flag: preprocessors.UniformKBinsDiscretizer(["x"], 2, right=flag),
+    "include_lowest": lambda flag: preprocessors.UniformKBinsDiscretizer(
+        ["x"], 2, include_lowest=flag
+    ),
+    "encode_lists": lambda flag: preprocessors.OrdinalEncoder(["t"], encode_lists=flag),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_true_or_false(name: str):
+    # The truth of each is not the one that was meant.
+    for wrong in ("False", "no", "a", 0, 1, None):
+        with pytest.raises(ConfigError, match=rf"^{name.split()[0]} is .*True or False"):
+            read(FLAGS[name](wrong))
+    for right in (True, False, np.True_, np.False_):
+        read(FLAGS[name](right))
+
+
+@pytest.mark.parametrize("split", [Dataset.split, Dataset.streaming_split])
+def test_a_number_of_parts_that_would_fill_the_memory_is_refused(split: Callable[..., Any]):
+    with pytest.raises(ConfigError, match="from 1 to 100000"):
+        split(rows(), 10**30)
 
 
 @pytest.mark.parametrize("name", METHODS)

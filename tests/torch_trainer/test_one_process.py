@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -167,6 +167,26 @@ def test_batches_of_any_form_are_moved_and_epochs_are_set_with_one_worker_too(
     assert sorted(first) == list(range(20))
     assert first != second
     assert first == again
+
+
+def test_a_flag_of_prepare_data_loader_is_true_or_false(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    def train() -> list[str]:
+        errors = []
+        prepare: Any = hpctrain.torch.prepare_data_loader
+        loader: Any = DataLoader(cast(Any, range(4)))
+        for name in ("add_dist_sampler", "move_to_device", "auto_transfer"):
+            try:
+                prepare(loader, **{name: "False"})
+            except ConfigError as error:
+                errors.append(str(error))
+        return errors
+
+    assert fit(train, tmp_path).return_value == [
+        f"{name} is 'False'. Give True or False."
+        for name in ("add_dist_sampler", "move_to_device", "auto_transfer")
+    ]
 
 
 def test_arguments_that_cannot_work_are_refused_before_anything_starts(tmp_path: Path) -> None:

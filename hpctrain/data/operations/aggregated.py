@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import items_of, one_name, one_or_more_names
+from hpctrain.data.arguments import flag, items_of, one_name, one_or_more_names
 from hpctrain.data.categories import plain
 from hpctrain.data.operations.aggregates import (
     Aggregate,
@@ -126,7 +126,9 @@ class Aggregated(Description):
             values = pyarrow.chunked_array(found, type=found[0].type).unique()
         except pyarrow.ArrowException as error:
             raise ConfigError(f"unique({column!r}): {error}.") from error
-        return list((values.drop_null() if ignore_nulls else values).to_pylist())
+        return list(
+            (values.drop_null() if flag("ignore_nulls", ignore_nulls) else values).to_pylist()
+        )
 
     def sum(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
         """Return the sum of a column, or of several by ``sum(x)``.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import integer, one_or_more_names
+from hpctrain.data.arguments import flag, integer, one_or_more_names
 from hpctrain.data.optional import require
 from hpctrain.data.schema import check_columns, check_unique
 from hpctrain.errors import ConfigError
@@ -112,7 +112,7 @@ def aggregates_of(
             function=_OF_ARROW.get(what, what),
             column=name,
             name=f"{what}({name})",
-            skip_missing=ignore_nulls,
+            skip_missing=flag("ignore_nulls", ignore_nulls),
             ddof=ddof,
         )
         for name in wanted

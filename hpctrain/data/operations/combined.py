@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import is_integer, is_real, items_of
+from hpctrain.data.arguments import flag, is_integer, is_real, items_of
 from hpctrain.data.operations.derived import as_source, union_schema
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.row_steps import Rename
@@ -26,6 +26,9 @@ from hpctrain.errors import ConfigError
 
 EachEpoch = Literal["epoch"]
 """A seed: each epoch has its own order, the same in each run."""
+
+# Each is an object that is made at once.
+_MOST_PARTS = 100_000
 
 
 class Combined(Description):
@@ -181,7 +184,7 @@ class Combined(Description):
                 f"train_test_split(test_size={test_size!r}) leaves a part of {total} rows empty. "
                 f"Give a number of rows below {total}, or a share between 0 and 1."
             )
-        whole = known.random_shuffle(seed=_seed(seed)) if shuffle else known
+        whole = known.random_shuffle(seed=_seed(seed)) if flag("shuffle", shuffle) else known
         train, test = _cut(whole, [total - rows])
         return train, test
 
@@ -204,12 +207,12 @@ class Combined(Description):
         Raises
         ------
         ConfigError
-            If `n` is not an integer of 1 or more.
+            If `n` is not an integer from 1 to 100,000.
         """
         say_no_meaning("split()", {"locality_hints": locality_hints})
         check_parts(n)
         known = with_known_rows(self)
-        total = known.source.num_rows // n * n if equal else known.source.num_rows
+        total = known.source.num_rows // n * n if flag("equal", equal) else known.source.num_rows
         return [
             _ranges(known, [shard_rows(total, rank=part, world_size=int(n))]) for part in range(n)
         ]
@@ -325,7 +328,7 @@ class Combined(Description):
             "repartition()",
             {"num_blocks": num_blocks, "target_num_rows_per_block": target_num_rows_per_block},
         )
-        return Combined.random_shuffle(self) if shuffle else self
+        return Combined.random_shuffle(self) if flag("shuffle", shuffle) else self
 
 
 def check_limit(rows: Any) -> None:
@@ -348,10 +351,12 @@ def check_parts(n: Any) -> None:
     Raises
     ------
     ConfigError
-        If it is not an integer of 1 or more.
+        If it is not an integer from 1 to 100,000.
     """
-    if not is_integer(n) or int(n) < 1:
-        raise ConfigError(f"n={shown(n)} is not a number of parts. Give an integer of 1 or more.")
+    if not is_integer(n) or not 1 <= int(n) <= _MOST_PARTS:
+        raise ConfigError(
+            f"n={shown(n)} is not a number of parts. Give an integer from 1 to {_MOST_PARTS}."
+        )
 
 
 def _ranges(dataset: DatasetT, ranges: Sequence[range]) -> DatasetT:

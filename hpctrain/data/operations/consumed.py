@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.data.arguments import function, shuffle_buffer
+from hpctrain.data.arguments import flag, function, shuffle_buffer
 from hpctrain.data.arrow_batches import to_arrow
 from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.categories import plain
@@ -143,6 +143,7 @@ class Consumed(Description):
         form = check_format(batch_format)
         if batch_size is not None:
             check_batch_size(batch_size)
+        whole_only = flag("drop_last", drop_last)
         say_no_meaning("iter_batches()", {"prefetch_batches": prefetch_batches})
         chosen = self if columns is None else Mapped.select_columns(self, columns)
         if shuffle_buffer(local_shuffle_buffer_size) is not None:
@@ -153,7 +154,7 @@ class Consumed(Description):
         wanted = check_range(wanted, chosen.source.num_rows)
         length = None
         if chosen.keeps_rows and batch_size is not None:
-            length = (len(wanted) + (0 if drop_last else batch_size - 1)) // batch_size
+            length = (len(wanted) + (0 if whole_only else batch_size - 1)) // batch_size
 
         def begin() -> Iterator[Any]:
             batches: Iterator[Batch]
@@ -161,7 +162,7 @@ class Consumed(Description):
                 batches = filter(num_rows, chosen.pieces([wanted]))
             else:
                 batches = chosen.typed_batches(wanted, batch_size)
-            if drop_last and batch_size is not None:
+            if whole_only and batch_size is not None:
                 batches = (batch for batch in batches if num_rows(batch) == batch_size)
             if form == "numpy" and chosen.is_plain:
                 return batches

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpctrain.checks import check_text
-from hpctrain.data.arguments import list_of_names, mapping, one_name, one_or_more_names
+from hpctrain.data.arguments import flag, list_of_names, mapping, one_name, one_or_more_names
 from hpctrain.data.batch import check_batch_size
 from hpctrain.data.formats import BatchFormat, check_format
 from hpctrain.data.operations.call import Call
@@ -133,7 +133,7 @@ class Mapped(Description):
                 check_format(batch_format),
                 batch_size,
                 True if keeps_rows is None and call.is_class else keeps_rows,
-                zero_copy_batch=zero_copy_batch,
+                zero_copy_batch=flag("zero_copy_batch", zero_copy_batch),
             )
         )
 
