@@ -345,7 +345,7 @@ class Executor:
         except BaseException as raised:
             error = raised
             recorder.withdraw_stop(StopKind.GOAL)
-            self._preemption.look_after_failure(attempt.tracker)
+            self._preemption.look_after_failure(attempt.tracker, raised)
             if isinstance(raised, WorkerError) and (lost := self._node_pool.losses(group)):
                 error = self._blame_nodes(lost, raised)
                 raise error from raised

@@ -92,19 +92,22 @@ class Preemption:
             name, self._read_job(), now=time.time(), notice_s=self._plan.stop_notice_s
         )
 
-    def look_after_failure(self, tracker: AttemptTracker) -> None:
-        """See if ranks have failed because Slurm is about to end the job.
+    def look_after_failure(self, tracker: AttemptTracker, error: BaseException) -> None:
+        """See if ranks have failed, or could not start, because Slurm ends the job, or has done so.
 
         Parameters
         ----------
         tracker
             What they have sent.
+        error
+            What has ended the attempt.
         """
         if self._recorder.stop is not None:
             return
+        is_sign = tracker.signals or any(tracker.lost.values()) or isinstance(error, LaunchError)
         if self._signals:
             self._recorder.request_stop(self.interpret(self._signals[0]))
-        elif self._plan.in_job and (tracker.signals or any(tracker.lost.values())):
+        elif self._plan.in_job and is_sign:
             job = self._read_job()
             if job is not None and (job.is_preempted or not job.is_running):
                 self._recorder.request_stop(self.interpret("SIGTERM"))

@@ -108,11 +108,26 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
             f"{paths.root.name} is run by process {status.owner_pid} on {status.owner_host}, and "
             f"this is {socket.gethostname()}. Run hpctrain cancel --now there, or leave --now out."
         )
+    was_there = end_executor(paths, status)
+    how = "it was ended by hpctrain cancel --now" if was_there else "its executor is gone"
+    return record_end(paths, how)
+
+
+def end_executor(paths: RunPaths, status: RunStatus) -> bool:
+    """End the process of this host that a status names, and write nothing down; wait for its end.
+
+    Not collective. Returns whether there was a process of that number.
+
+    Raises
+    ------
+    ConfigError
+        If it is not at work on the run, or does not end.
+    """
     try:
         # While it is open, the number cannot become another process's.
         descriptor = os.pidfd_open(status.owner_pid)
     except ProcessLookupError:
-        return record_end(paths, "its executor is gone")
+        return False
     try:
         if process_start_time(status.owner_pid) == status.owner_start:
             _refuse_foreign_process(paths, status.owner_pid)
@@ -128,7 +143,7 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
                 f"without a checkpoint."
             )
         time.sleep(_POLL_S)
-    return record_end(paths, "it was ended by hpctrain cancel --now")
+    return True
 
 
 def end_validations(paths: RunPaths) -> str:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError
+from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.execute.process import process_start_time
 from hpctrain.execute.usable_nodes import UsableNodes
-from hpctrain.launch.cancel import record_end
+from hpctrain.launch.cancel import end_executor, record_end
 from hpctrain.launch.life import job_is_alive
+from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.scaling_config import ScalingConfig
 from hpctrain.slurm.nodes import SlurmNodes
 from hpctrain.tune.local_runner import LocalRunner
@@ -50,22 +53,17 @@ class AllocationRunner(LocalRunner):
         """
         paths = RunPaths(self._run_of(trial.trial_id))
         status = read_status(paths)
-        # An executor that outlives its job for some seconds can start nothing more in it.
-        has_failed_to_start = (
-            status is not None
-            and status.state is RunState.FAILED
-            and status.error_type == LaunchError.__name__
-        )
         if (
             status is not None
-            and (has_failed_to_start or not status.state.is_final)
             and status.job_id is not None
+            and _is_elsewhere(status)
+            and (not status.state.is_final or _failed_with_its_job(paths, status))
+            and not job_is_alive(status.job_id)
         ):
-            is_elsewhere = status.job_id != environ.variable("SLURM_JOB_ID")
-            if is_elsewhere and not job_is_alive(status.job_id):
-                with suppress(OSError):
-                    record_end(paths, f"job {status.job_id}, in which it ran, has ended")
-                return False
+            _end_leftover(paths, status)
+            with suppress(OSError):
+                record_end(paths, f"job {status.job_id}, in which it ran, has ended")
+            return False
         return super().attach(trial)
 
     def look(self, trial: Trial) -> Look:
@@ -80,9 +78,16 @@ class AllocationRunner(LocalRunner):
         paths = RunPaths(self._run_of(trial.trial_id))
         lost, kind = find_losses(read_events(paths))
         status = read_status(paths)
+        has_job_ended = end.was_stopped and kind in _JOB_ENDS
+        if status is not None and _is_elsewhere(status):
+            # An earlier tuner began it in another job, whose nodes and end are none of this one's.
+            if has_job_ended or (end.failed and _failed_with_its_job(paths, status)):
+                reason = f"job {status.job_id}, in which it ran, ends"
+                return replace(end, is_orphaned=True, reason=reason)
+            return end
         if end.failed and status is not None and status.error_type == LaunchError.__name__:
             lost = {**lost, **_test_nodes(trial.slot.nodes)}
-        is_cut_off = (end.was_stopped and kind in _JOB_ENDS) or (end.failed and bool(lost))
+        is_cut_off = has_job_ended or (end.failed and bool(lost))
         return replace(end, is_cut_off=is_cut_off, lost_nodes=lost)
 
     def _share_of(self, trial: Trial, scaling: ScalingConfig) -> Mapping[str, AllocatedNode] | None:
@@ -113,6 +118,32 @@ def find_losses(events: Iterable[Mapping[str, Any]]) -> tuple[dict[str, str], st
         elif event["event"] == "attempt-ended":
             kind = event.get("kind")
     return lost, kind
+
+
+def _is_elsewhere(status: RunStatus) -> bool:
+    """Return whether a run is, or was, in another job than this process."""
+    return status.job_id not in (None, environ.variable("SLURM_JOB_ID"))
+
+
+def _failed_with_its_job(paths: RunPaths, status: RunStatus) -> bool:
+    """Return whether a run has failed for what ends with its job: nodes, and steps on them."""
+    if status.state is not RunState.FAILED:
+        return False
+    # An executor that outlives its job for some seconds can start nothing more in it.
+    return status.error_type == LaunchError.__name__ or bool(find_losses(read_events(paths))[0])
+
+
+def _end_leftover(paths: RunPaths, status: RunStatus) -> None:
+    """End an executor of this host whose job is over: it would write once another one goes on.
+
+    Where salloc has started it, on a login node, it does not end with its job.
+    """
+    is_here = status.owner_host == socket.gethostname()
+    if is_here and process_start_time(status.owner_pid) == status.owner_start:
+        try:
+            end_executor(paths, status)
+        except (HpctrainError, OSError) as error:
+            log(f"warning: {error}")
 
 
 def _test_nodes(nodes: Collection[str]) -> dict[str, str]:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from hpctrain import RunConfig
+from hpctrain.errors import LaunchError, WorkerError
+from hpctrain.execute import preemption as preemption_module
 from hpctrain.execute import time_limit
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
+from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.slurm.output import Job
 from tests.plans import make_plan
 
@@ -67,3 +70,26 @@ def test_a_job_that_no_warning_came_to_is_left_before_its_limit(
     assert (recorder.stop is not None) == leaves
     if recorder.stop is not None:
         assert (recorder.stop.kind, recorder.stop.deadline) == (StopKind.TIME_LIMIT, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "leaves"),
+    [
+        ("COMPLETING", LaunchError("Slurm job 7 has expired"), True),
+        ("CANCELLED", LaunchError("Slurm job 7 has expired"), True),
+        ("RUNNING", LaunchError("Requested nodes are busy"), False),
+        ("CANCELLED", WorkerError("a rank failed", rank=0, hostname="node1"), False),
+    ],
+)
+def test_ranks_that_could_not_start_in_a_job_that_ends_are_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, state: str, error: Exception, leaves: bool
+) -> None:
+    """On a login node, where salloc has started it, an executor does not end with its job."""
+    job = Job(job_id="7", state=state)
+    monkeypatch.setattr(preemption_module, "read_own_job", lambda **_: job)
+    recorder = Wishes()
+    tracker = AttemptTracker(world_size=1, first_report=0)
+    preemption("allocation", recorder).look_after_failure(tracker, error)
+    assert (recorder.stop is not None) == leaves
+    if recorder.stop is not None:
+        assert recorder.stop.kind is StopKind.PREEMPTION

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpctrain.execute.process import process_start_time
+from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import RunStatus, write_status
+from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.tune import allocation_runner
 from hpctrain.tune.allocation_runner import AllocationRunner, find_losses
 from hpctrain.tune.trial import Trial
@@ -51,3 +58,104 @@ def test_an_executor_that_could_start_nothing_in_a_job_that_is_over_has_not_fail
     )
     runner = AllocationRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
     assert runner.attach(Trial(trial_id="trial_00000", config={})) != is_over
+
+
+def write_end(paths: RunPaths, state: RunState, *, error_type: str, **fields: Any) -> None:
+    """Write that a run has ended in job 7."""
+    paths.root.mkdir(exist_ok=True)
+    status = RunStatus(
+        name=paths.root.name, state=state, launcher="allocation", job_id="7", **fields
+    )
+    write_status(paths, status.with_changes(error="it ended", error_type=error_type))
+
+
+def make_runner(folder: Path) -> tuple[AllocationRunner, Trial, RunPaths]:
+    runner = AllocationRunner(lambda trial_id, config: None, lambda name: folder / name)  # type: ignore[arg-type,return-value]
+    return runner, Trial(trial_id="trial_00000", config={}), RunPaths(folder / "trial_00000")
+
+
+@pytest.mark.parametrize("kind", ["preemption", "time-limit"])
+def test_the_end_of_another_job_is_not_that_of_the_job_of_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its trial was begun by a tuner in that one, and goes on in this one."""
+    runner, trial, paths = make_runner(tmp_path)
+    write_end(paths, RunState.STOPPED, error_type="RunStoppedError")
+    append_event(paths, "attempt-ended", attempt=1, kind=kind)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.is_cut_off, end.is_orphaned, end.reason) == (
+        False,
+        True,
+        "job 7, in which it ran, ends",
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.is_cut_off, end.is_orphaned) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("error_type", "is_of_job"), [("LaunchError", True), ("WorkerError", False)]
+)
+def test_only_what_ends_with_another_job_lets_a_trial_go_on_that_has_failed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_type: str, is_of_job: bool
+) -> None:
+    runner, trial, paths = make_runner(tmp_path)
+    write_end(paths, RunState.FAILED, error_type=error_type)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setattr(allocation_runner, "job_is_alive", lambda job_id: False)
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.failed, end.is_orphaned) == (True, is_of_job)
+    assert runner.attach(trial) != is_of_job
+
+
+def test_nodes_that_another_job_has_lost_are_used_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, trial, paths = make_runner(tmp_path)
+    write_end(paths, RunState.FAILED, error_type="NodeLostError")
+    append_event(paths, **LOST)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.lost_nodes, end.is_cut_off, end.is_orphaned) == ({}, False, True)
+
+
+def test_an_executor_that_outlives_its_job_on_this_host_is_ended_before_another_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write into the run once more, and so there would be two at the same time."""
+    runner, trial, paths = make_runner(tmp_path)
+    paths.root.mkdir()
+    # An executor holds its directory open.
+    code = "import os, time; os.open('.', os.O_RDONLY); print(flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=paths.root, stdout=subprocess.PIPE
+    ) as executor:
+        assert executor.stdout is not None
+        executor.stdout.readline()
+        write_end(
+            paths,
+            RunState.RUNNING,
+            error_type="",
+            owner_host=socket.gethostname(),
+            owner_pid=executor.pid,
+            owner_start=process_start_time(executor.pid) or 0,
+        )
+        monkeypatch.setenv("SLURM_JOB_ID", "8")
+        monkeypatch.setattr(allocation_runner, "job_is_alive", lambda job_id: None)
+        try:
+            assert not runner.attach(trial)
+            assert executor.wait(10) == -signal.SIGTERM
+        finally:
+            executor.kill()
+    status = read_status(paths)
+    assert status is not None
+    assert (status.state, status.error) == (
+        RunState.STOPPED,
+        "job 7, in which it ran, has ended; the same command resumes it.",
+    )
+    assert not paths.stop_request.exists()
