@@ -37,8 +37,11 @@ def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str
 
     Not collective. ``job`` is the supervisor and its child, the executor, which is a fork of it;
     ``executor`` is one in the background, which a ``template`` may have forked. Those of trials of
-    a sweep are ``trial_00003/rank-2``.
+    a sweep are ``trial_00003/rank-2``. ``allocation`` is the salloc around a script.
     """
+    if argv and os.path.basename(argv[0]) == "salloc":
+        # It has the command of the script at the end of its own.
+        return "allocation"
     # srun and mpiexec have the command of a rank at the end of their own.
     module, *rest = argv[argv.index("-m") + 1 :] if "-m" in argv[1:4] else [""]
     if module == "hpctrain.worker.main":
@@ -52,7 +55,6 @@ def role_of(argv: Sequence[str], environ: Mapping[str, str], script: str) -> str
         return f"{trial_prefix(*rest[:1])}executor"
     if module == "hpctrain.launch.executor_template":
         return "template"
-    # salloc has the command of the script at the end of its own, too.
     return "driver" if script in argv[:3] else "other"
 
 

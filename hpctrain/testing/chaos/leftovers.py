@@ -19,6 +19,8 @@ from hpctrain.testing.slurm import VirtualCluster
 
 # Of hpctrain, MPICH with hydra, Open MPI and PMIx. Not what a user's script leaves by itself.
 _OURS = re.compile(r"(hpctrain-|mpich_|hydra|ompi\.|prte\.|pmix|vader_segment|sm_segment)")
+# Its second number is the PID namespace of the process that has made it.
+_CHECKPOINT = re.compile(r"hpctrain-checkpoint-\d+-[0-9a-f]+\.([0-9a-f]+)-.+")
 _SHM = "/dev/shm"
 _SHM_MIB = 1024
 
@@ -54,13 +56,28 @@ class Surroundings:
     def leftovers(self, folders: Iterable[Path]) -> list[str]:
         """Return what is left over when all processes are gone.
 
+        A node that was without power has had another PID namespace before, and no process of today
+        can tell that those in it are dead. A machine has a ``/tmp`` of its own, and clears it.
+
         Parameters
         ----------
         folders
             Where scripts for sbatch may be left over too.
         """
         scripts = {str(path) for folder in folders for path in folder.glob(".submission_file_*")}
-        return sorted((self._look() - self._before) | scripts)
+        found = self._look() - self._before
+        of_nodes = {path: space for path in found if (space := pid_namespace_of(Path(path).name))}
+        if of_nodes and self._cluster is not None:
+            living = self._pid_namespaces(self._cluster)
+            found -= {path for path, space in of_nodes.items() if space not in living}
+        return sorted(found | scripts)
+
+    @staticmethod
+    def _pid_namespaces(cluster: VirtualCluster) -> set[int]:
+        """Return the PID namespaces of this machine, and of the nodes that are on."""
+        argv = ["stat", "--dereference", "--format=%i", "/proc/self/ns/pid"]
+        found = (cluster.run_on(node, argv).stdout for node in ("head", *cluster.node_names))
+        return {os.stat("/proc/self/ns/pid").st_ino, *(int(number) for number in found)}
 
     def _look(self) -> set[str]:
         places = filter(None, (self.tmp, self._shm))
@@ -99,6 +116,18 @@ def filesystem(path: Path, size_mib: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=10)
+
+
+def pid_namespace_of(name: str) -> int | None:
+    """Return the PID namespace that the name of a temporary checkpoint has; None of others. Pure.
+
+    Examples
+    --------
+    >>> pid_namespace_of("hpctrain-checkpoint-17-0123456789abcdef.f00000f4-x1y2")
+    4026532084
+    """
+    found = _CHECKPOINT.fullmatch(name)
+    return None if found is None else int(found[1], 16)
 
 
 def _is_ours(path: Path) -> bool:

@@ -21,7 +21,7 @@ class TrialProcess:
     pid: int
     """On the host."""
     role: str
-    """``rank-0``, ``executor``, ``supervisor``, ``agent``, ``driver``, ``other``."""
+    """``rank-0``, ``executor``, ``agent``, ``driver``, ...: see `role_of`."""
     command: str
 
     def send(self, number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.testing.chaos.experiment import Verdict
 from hpctrain.testing.chaos.fault import Fault
 from hpctrain.testing.chaos.outcome import differences, wrong_resumes
-from hpctrain.testing.chaos.sweep_kinds import SWEEP_ACTS, SWEEP_KINDS
+from hpctrain.testing.chaos.sweep_kinds import SWEEP_ACTS, count_attempts
 from hpctrain.testing.chaos.sweep_outcome import best_trial, broken_rules, read_sweep
 from hpctrain.testing.chaos.trial import Script, Trial, TrialResult
 from hpctrain.testing.slurm import VirtualCluster
@@ -119,7 +119,10 @@ class SweepExperiment:
         if self.is_repeatable:
             problems += differences(self.undisturbed.outcome, result.outcome)
             came_about = [f for f, did in zip(faults, result.came_about, strict=True) if did]
-            needed = sum(SWEEP_KINDS[fault.kind].attempts for fault in came_about)
+            in_allocation = self.cluster is not None
+            needed = sum(
+                count_attempts(fault.kind, in_allocation=in_allocation) for fault in came_about
+            )
             most = self.undisturbed.attempts + needed
             if result.attempts > most:
                 problems.append(f"it took {result.attempts} attempts, where {most} are enough")

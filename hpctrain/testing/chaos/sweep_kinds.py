@@ -17,6 +17,7 @@ from hpctrain.testing.slurm.processes import wait_until
 MOST_AT_ONCE = 4
 """Trials that run at the same time, at most: what stops the tuner costs each an attempt."""
 TUNER = "driver"
+_ALLOCATION = "allocation"
 _TUNER_PATIENCE_S = 40.0
 _OPS = ("open", "write", "fsync", "rename", "link", "mkdir", "unlink")
 
@@ -50,7 +51,10 @@ def terminate_tuner(scene: Scene) -> Iterator[None]:
 def kill_all(scene: Scene) -> Iterator[None]:
     """Kill the tuner, all executors and all ranks, as a loss of power does."""
     for process in sorted(scene.processes(), key=lambda each: each.role != TUNER):
-        process.send(signal.SIGKILL)
+        # The nodes of an allocation whose salloc is killed are busy up to its time limit, as
+        # InactiveLimit is 0 by default; with the end of its command salloc gives them back.
+        if process.role != _ALLOCATION:
+            process.send(signal.SIGKILL)
     yield
 
 
@@ -132,6 +136,22 @@ SWEEP_KINDS: dict[str, Kind] = {
         ),
     )
 }
+
+_END_TUNER = ("kill-tuner", "kill-tuner-writing")
+
+
+def count_attempts(kind: str, *, in_allocation: bool) -> int:
+    """Return how many attempts more a fault of a kind costs, at most. Pure.
+
+    Parameters
+    ----------
+    in_allocation
+        Whether the tuner is the command of an allocation, which ends with it, and all trials too.
+    """
+    if in_allocation and kind in _END_TUNER:
+        return MOST_AT_ONCE
+    return SWEEP_KINDS[kind].attempts
+
 
 SWEEP_ACTS: dict[str, Act] = {
     kind.name: kind.bring_about for kind in SWEEP_KINDS.values() if kind.bring_about is not None

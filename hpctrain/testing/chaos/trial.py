@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -94,6 +95,7 @@ class Trial:
         self._damaged: dict[str, float] = {}
         self._acting: list[threading.Thread] = []
         self._log = self.folder / "script.out"
+        self._job_name = f"chaos-{secrets.token_hex(4)}"
 
     def run(self, *, timeout_s: float, max_starts: int = 4, pause_s: float = 0.0) -> TrialResult:
         """Run the script until all its runs are finished.
@@ -179,8 +181,8 @@ class Trial:
         """Run the script once; return whether it ended in time."""
         argv = [sys.executable, str(self._script.path), *self._script.args]
         if self._cluster is not None and self._script.sweep:
-            nodes = len(self._cluster.node_names)
-            argv = ["salloc", "--quiet", "--no-kill", "--exclusive", f"--nodes={nodes}", *argv]
+            options = [f"--nodes={len(self._cluster.node_names)}", f"--job-name={self._job_name}"]
+            argv = ["salloc", "--quiet", "--no-kill", "--exclusive", *options, *argv]
         with open(self._log, "ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             log.flush()
@@ -246,7 +248,10 @@ class Trial:
         return is_finished(self._read())
 
     def _end_processes(self) -> None:
-        if self._cluster is not None and self._troubles:
+        if self._cluster is not None and self._script.sweep:
+            # An allocation whose salloc was killed holds all nodes, which the next trial waits for.
+            self._cluster.run_on("head", ["scancel", f"--name={self._job_name}"])
+        elif self._cluster is not None and self._troubles:
             # Slurm would start a job again whose processes die.
             self._cluster.run_on("head", ["scancel", *job_ids(self._runs())])
         script = str(self._script.path)

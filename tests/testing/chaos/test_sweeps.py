@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +18,12 @@ from hpctrain.launch.claim import claimed
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.chaos.fault import Entry, Point
 from hpctrain.testing.chaos.injector import role_of
+from hpctrain.testing.chaos.leftovers import Surroundings
 from hpctrain.testing.chaos.sweep_decisions import wrong_decisions, wrong_lineages
-from hpctrain.testing.chaos.sweep_kinds import SWEEP_KINDS
+from hpctrain.testing.chaos.sweep_kinds import MOST_AT_ONCE, SWEEP_KINDS, count_attempts, kill_all
 from hpctrain.testing.chaos.sweep_outcome import best_trial, broken_rules, has_ended
 from hpctrain.testing.chaos.sweep_suite import SWEEP, begin_suite
+from hpctrain.testing.slurm import ClusterSpec
 from hpctrain.tune.schedulers import ASHAScheduler, TrialScheduler
 
 MODEL = Path(__file__).parents[2] / "chaos" / "sweep_model.py"
@@ -158,9 +163,59 @@ def test_processes_of_trials_have_the_names_of_these() -> None:
     assert role_of(background, {}, script) == "trial_00003/executor"
     assert role_of(rank, {"PMI_RANK": "2"}, script) == "trial_00003/rank-2"
     assert role_of(["python", script, "--x"], {}, script) == "driver"
-    assert role_of(["salloc", "-N", "2", "python", script], {}, script) == "other"
+    assert role_of(["/usr/bin/salloc", "python", script], {}, script) == "allocation"
+    assert role_of([], {}, script) == "other"
     rank[3] = "/x/storage/run"
     assert role_of(rank, {"PMI_RANK": "2"}, script) == "rank-2"
+
+
+def test_a_loss_of_power_leaves_the_salloc_that_gives_the_nodes_back() -> None:
+    """Otherwise the next start of the script waits for them, up to their time limit."""
+    killed = []
+
+    @dataclass(frozen=True)
+    class Process:
+        role: str
+
+        def send(self, number: signal.Signals) -> None:
+            assert number is signal.SIGKILL
+            killed.append(self.role)
+
+    roles = ["allocation", "trial_00001/rank-0", "driver", "trial_00001/executor", "agent"]
+    scene: Any = SimpleNamespace(processes=lambda: [Process(role) for role in roles])
+    assert list(kill_all(scene)) == [None]
+    assert killed == ["driver", "trial_00001/rank-0", "trial_00001/executor", "agent"]
+
+
+def test_the_end_of_a_tuner_costs_attempts_where_its_allocation_ends_with_it() -> None:
+    for kind in ("kill-tuner", "kill-tuner-writing"):
+        assert count_attempts(kind, in_allocation=False) == 0
+        assert count_attempts(kind, in_allocation=True) == MOST_AT_ONCE
+    assert count_attempts("kill-rank", in_allocation=True) == 1
+
+
+def test_a_temporary_checkpoint_is_left_behind_unless_its_node_was_without_power(
+    tmp_path: Path,
+) -> None:
+    """Nodes of a virtual cluster share a /tmp; nobody can tell what is alive on one that is off."""
+    own = f"{os.stat('/proc/self/ns/pid').st_ino:x}"
+
+    class Cluster:
+        spec = ClusterSpec(num_nodes=1)
+        node_names = spec.node_names
+
+        def run_on(self, node: str, argv: Sequence[str]) -> SimpleNamespace:
+            return SimpleNamespace(stdout="17\n" if argv[0] == "stat" else "")
+
+    cluster: Any = Cluster()
+    surroundings = Surroundings(tmp=tmp_path, shm=None, cluster=cluster)
+    names = {
+        space: f"hpctrain-checkpoint-5-0123456789abcdef.{space}-x" for space in (own, "11", "12")
+    }
+    for name in (*names.values(), "hpctrain-else", "of-the-user"):
+        (tmp_path / name).mkdir()
+    left = [Path(path).name for path in surroundings.leftovers([])]
+    assert left == sorted([names[own], names["11"], "hpctrain-else"])
 
 
 def test_a_trial_that_fails_is_a_difference(tmp_path: Path) -> None:
