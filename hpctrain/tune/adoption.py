@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.runner import Report, TrialRunner
-from hpctrain.tune.schedulers.scheduler import Exploit
+from hpctrain.tune.schedulers.scheduler import Exploit, TrialScheduler
 from hpctrain.tune.trial import Transfer, Trial, TrialState
 
 # Time, trial, and what comes first of the same time and trial.
@@ -21,6 +21,8 @@ class Replayed:
 
     decisions: Mapping[str, str]
     """By name of the trial."""
+    stops: Mapping[str, int]
+    """Number of the report that it decided to stop a trial after, by name; others came later."""
     exploits: tuple[Exploit, ...]
 
 
@@ -37,6 +39,7 @@ def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners)
     moments = sorted(_moments(trials, histories), key=lambda moment: moment[0])
     transferred = max((k[0] for k, what in moments if isinstance(what, Transfer)), default=0.0)
     decisions: dict[str, str] = {}
+    stops: dict[str, int] = {}
     exploits: list[Exploit] = []
     scheduler.is_replaying = True
     for (when, trial_id, _), what in moments:
@@ -49,15 +52,18 @@ def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners)
             is_last = what is histories[trial_id][-1] and trial.state is TrialState.RUNNING
             # What has led to a transfer, of whichever trial, was looked at.
             scheduler.is_replaying = not (is_last and when > transferred)
-            if _was_noted(trial, what):
+            # Runs go on that are to stop as long as there is no tuner to say so.
+            if trial_id not in stops and _was_noted(trial, what):
                 decisions[trial_id] = learners.note_report(trial, what)
+                if decisions[trial_id] == TrialScheduler.STOP:
+                    stops[trial_id] = what.number
                 taken = learners.take_exploits()
                 exploits += () if scheduler.is_replaying else taken
             scheduler.is_replaying = True
             # What was reported counts, whatever the ledger noted of an attempt before.
             trial.take(what.number, what.metrics, attempt=what.attempt)
     scheduler.is_replaying = False
-    return Replayed(decisions=decisions, exploits=tuple(exploits))
+    return Replayed(decisions=decisions, stops=stops, exploits=tuple(exploits))
 
 
 def _was_noted(trial: Trial, report: Report) -> bool:

@@ -230,7 +230,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
             trial.metrics = event.get("metrics", trial.metrics)
             trial.reports = event.get("reports", trial.reports)
             if kind == "trial-stop":
-                trial.stopped_after = trial.reports
+                trial.stopped_after = event.get("after", trial.reports)
             elif kind == "trial-retry" and event.get("anew"):
                 trial.begin_anew()
     if started is None:
@@ -337,6 +337,7 @@ _KINDS: Mapping[str, Any] = {
     "gpus": list,
     "nodes": dict,
     "reports": int,
+    "after": int,
     **dict.fromkeys(("reason", "metric", "mode", "job_id", "launcher"), (str, type(None))),
     "seed": (int, type(None)),
     **dict.fromkeys(("donor", "checkpoint"), str),

@@ -177,13 +177,16 @@ class Sweep:
         self._transfers.hold_all()
         self._runner.watch(self._trials.at_work)
         for trial in self._trials.at_work:
-            self._take_over(trial, replayed.decisions.get(trial.trial_id, ""))
+            name = trial.trial_id
+            self._take_over(trial, replayed.decisions.get(name, ""), replayed.stops.get(name))
         for exploit in replayed.exploits:
             self._transfers.order(exploit)
         self._follow_orders()
 
-    def _take_over(self, trial: Trial, decision: str) -> None:
+    def _take_over(self, trial: Trial, decision: str, after: int | None) -> None:
         if not self._runner.attach(trial):
+            if trial.state is TrialState.RUNNING:
+                self._decide_on(trial, decision, after)
             if trial.state is TrialState.STOPPING:
                 self._end(trial, trial.reason, was_stopped=True)
             else:
@@ -195,7 +198,7 @@ class Sweep:
         if trial.state is not TrialState.RUNNING:
             self._stops.ask(trial)
         else:
-            self._apply(trial, decision)
+            self._apply(trial, decision, after)
 
     def retry(self, trial: Trial, *, anew: bool = False) -> None:
         """Let a trial that failed run again. Not collective.
@@ -295,13 +298,27 @@ class Sweep:
         self._follow_orders()
         self._apply(trial, decision)
 
-    def _apply(self, trial: Trial, decision: str) -> None:
+    def _apply(self, trial: Trial, decision: str, after: int | None = None) -> None:
+        if self._decide_on(trial, decision, after):
+            self._stops.ask(trial)
+
+    def _decide_on(self, trial: Trial, decision: str, after: int | None) -> bool:
+        """Write down a decision of the scheduler; return whether the run of the trial is to stop.
+
+        Parameters
+        ----------
+        after
+            Report that it came after; None is the last one.
+        """
         if decision == TrialScheduler.STOP:
-            self._stop(trial, f"stopped by the scheduler after report {trial.reports}")
+            after = trial.reports if after is None else after
+            self._note_stop(trial, f"stopped by the scheduler after report {after}", after)
         elif decision == TrialScheduler.PAUSE and trial.state is TrialState.RUNNING:
             self._transfers.check_saved(trial)
             self._change(trial, TrialEvent.PAUSE)
-            self._stops.ask(trial)
+        else:
+            return False
+        return True
 
     def _follow_orders(self) -> None:
         """Do what the scheduler has decided on other trials than the one that has reported."""
@@ -382,9 +399,12 @@ class Sweep:
         self._follow_orders()
 
     def _stop(self, trial: Trial, reason: str) -> None:
-        trial.stopped_after = trial.reports
-        self._change(trial, TrialEvent.STOP, reason=reason)
+        self._note_stop(trial, reason, trial.reports)
         self._stops.ask(trial)
+
+    def _note_stop(self, trial: Trial, reason: str, after: int) -> None:
+        trial.stopped_after = after
+        self._change(trial, TrialEvent.STOP, reason=reason, after=after)
 
     def _finish_early(self, reason: str) -> None:
         """Begin no more trials, and stop those that have begun for good."""

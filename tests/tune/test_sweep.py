@@ -191,6 +191,73 @@ def test_a_trial_that_stopped_after_its_tuner_died_ends_with_the_reason_of_the_s
     assert [json.loads(line)["event"] for line in lines].count("trial-ended") == 1
 
 
+class DiesAfterReports(FakeRunner):
+    """Its tuner dies once a trial has made so many reports, before it reads any of them."""
+
+    reports: int = 1
+    survives: bool = True
+    """Whether the run does."""
+
+    def look(self, trial: Trial) -> Look:
+        if trial.trial_id == "trial_00001" and not self.made.get(trial.trial_id):
+            for _ in range(self.reports):
+                super().look(trial)
+            if not self.survives:
+                del self.at_work[trial.trial_id]
+            raise TunerKilledError
+        return super().look(trial)
+
+
+class TunerKilledError(Exception):
+    """Of a tuner that leaves everything as it is."""
+
+
+@pytest.mark.parametrize("survives", [True, False])
+@pytest.mark.parametrize("reports", [1, 3])
+def test_what_a_scheduler_decides_on_reports_that_no_tuner_has_seen_takes_effect(
+    tmp_path: Path, reports: int, survives: bool
+) -> None:
+    def asha() -> ASHAScheduler:
+        return ASHAScheduler(metric="m", mode="min", max_t=9, grace_period=1, reduction_factor=3)
+
+    scripts = {"trial_00000": Script(values=[0.1] * 9), "trial_00001": Script(values=[0.9] * 9)}
+    runner = DiesAfterReports(scripts, capacity=1)
+    runner.reports, runner.survives = reports, survives
+    first = make_sweep(runner, tmp_path, num_samples=2, scheduler=asha())
+    first._interrupt = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(TunerKilledError):
+        first.run()
+    second = make_sweep(runner, tmp_path, num_samples=2, scheduler=asha())
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    second.run()
+    assert runner.started == ["trial_00000", "trial_00001"], "it does not begin again"
+    trial = read_record(SweepPaths(root=tmp_path)).trials["trial_00001"]
+    assert (trial.state, trial.stopped_after, trial.reason) == (
+        TrialState.TERMINATED,
+        1,
+        "stopped by the scheduler after report 1",
+    )
+    assert trial.reports == reports, "what was reported counts all the same"
+
+
+def test_a_trial_that_was_to_pause_when_its_run_died_waits_until_the_scheduler_chooses_it(
+    tmp_path: Path,
+) -> None:
+    class Pauses(FIFOScheduler):
+        def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+            return self.PAUSE
+
+    runner = DiesAfterReports({"trial_00000": Script(values=())}, capacity=2)
+    runner.survives = False
+    first = make_sweep(runner, tmp_path, num_samples=2, scheduler=Pauses())
+    first._interrupt = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(TunerKilledError):
+        first.run()
+    second = make_sweep(runner, tmp_path, num_samples=2, scheduler=Pauses())
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    assert second.trials["trial_00001"].state is TrialState.PAUSED
+
+
 def test_a_large_trial_is_not_passed_by_small_ones_for_ever(tmp_path: Path) -> None:
     scripts = {f"trial_{i:05d}": Script(values=[1.0] * (i + 1)) for i in range(6)}
     runner = FakeRunner(scripts, capacity=2)
