@@ -30,6 +30,7 @@ from hpctrain.execute.rank_requests import RankRequests
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.run_end import describe_run_end
 from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
+from hpctrain.execute.stop_pipe import StopListener
 from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.validations import PHASE, Validations
@@ -75,6 +76,8 @@ class Recorder:
         """What validates it beside the training."""
         self.decision = StopDecision()
         """Whether the run is to stop, and why."""
+        self.stop_listener = StopListener()
+        """What says that there may be a request to stop, before it is looked for by itself."""
         self._warned: set[str] = set()
         self._config = run_config
         self._callbacks = CallbackCalls(run_config.callbacks, self.run_record)
@@ -102,10 +105,14 @@ class Recorder:
     def tick(self, *, phase: str, reports: int) -> None:
         """Write the status if it is old, and look for a request to stop; go on validating."""
         self.validations.step()
+        was_notified = self.stop_listener.was_notified()
+        if was_notified:
+            self.check_stop_request()
         if not self.run_record.is_status_old:
             return
         metrics: dict[str, Any] = {"metrics": self.progress()} if self._last_line else {}
-        self.check_stop_request()
+        if not was_notified:
+            self.check_stop_request()
         shown = phase if self.stop is None else f"stopping: {self.stop.why}"
         self.run_record.change(phase=shown, reports=reports, **metrics)
 

@@ -27,6 +27,7 @@ from hpctrain import environ
 from hpctrain.errors import ConfigError, HpctrainError, SupersededError
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.process import process_start_time
+from hpctrain.execute.stop_pipe import StopListener, StopPipe
 from hpctrain.execute.supervisor import stored_executor
 from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.here import warnings_of_slurm
@@ -41,6 +42,7 @@ from hpctrain.rundir.trust import digest_spec
 
 _POLL_S = 0.2
 _LIFE_INTERVAL_S = 4.0
+_STDIN = 0
 _GO = b"\n"
 _HAS_SLOT = "has-slot"
 WAITS = "waiting for its turn"
@@ -54,6 +56,8 @@ class RunSlot:
     """Of its environment."""
     template: ExecutorTemplate
     """What forks its executor."""
+    pipe: StopPipe
+    """Gets what its executor is notified by."""
 
 
 def start_in_background(submission: Submission, slot: RunSlot | None = None) -> None:
@@ -72,7 +76,8 @@ def start_in_background(submission: Submission, slot: RunSlot | None = None) -> 
     argv = [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root), digest]
     with open(open_log(paths.executor_log), "ab") as output:
         pid, stdin = _start_process(argv if slot is None else [*argv, _HAS_SLOT], slot, output)
-    with stdin:
+    with ExitStack() as stack:
+        stack.enter_context(stdin)
         started = process_start_time(pid) or 0
         status = initial_status(paths, submission.plan, submission.request.run_config)
         status = status.with_changes(owner_pid=pid, owner_start=started)
@@ -84,6 +89,9 @@ def start_in_background(submission: Submission, slot: RunSlot | None = None) -> 
         # Only now: what it writes itself comes later. Whether it lives is seen by its status.
         with suppress(BrokenPipeError):
             stdin.write(_GO)
+        if slot is not None:
+            stack.pop_all()
+            slot.pipe.keep(stdin)
     if verbose:
         name = paths.root.name
         log(f"started {name} as process {pid}: {paths.root}", to=sys.stdout)
@@ -92,7 +100,7 @@ def start_in_background(submission: Submission, slot: RunSlot | None = None) -> 
 def _start_process(
     argv: Sequence[str], slot: RunSlot | None, output: BinaryIO
 ) -> tuple[int, BinaryIO]:
-    """Start an executor; return its pid, and what it waits for a byte from."""
+    """Start an executor; return its pid, and the pipe that it waits for a byte from."""
     environment = environ.environment()
     if slot is not None:
         environment = {**environment, **slot.variables}
@@ -134,7 +142,8 @@ def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = Fal
     has_slot
         Whether it begins at once.
     """
-    if sys.stdin.buffer.read(1) != _GO:
+    # Not by sys.stdin, which would take what comes later, too.
+    if os.read(_STDIN, 1) != _GO:
         # The process that started this one died before it could write so in the run directory.
         return 1
     try:
@@ -144,7 +153,10 @@ def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = Fal
             if not has_slot:
                 _await_turn(paths, stack.enter_context(open(_turn_file(), "a+b")))
             _own_status(paths)
+            pipe = _replace_stdin()
             executor = stored_executor(paths, spec_digest)
+            if has_slot:
+                executor.recorder.stop_listener = StopListener(pipe)
             with warnings_of_slurm(executor):
                 executor.run()
     except HpctrainError as error:
@@ -154,6 +166,18 @@ def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = Fal
         log_traceback(error)
         return 1
     return 0
+
+
+def _replace_stdin() -> int:
+    """Let what reads the standard input find its end; return the pipe that it was.
+
+    A program that a callback starts would wait for what the tuner writes, and take it.
+    """
+    pipe = os.dup(_STDIN)
+    empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(empty, _STDIN)
+    os.close(empty)
+    return pipe
 
 
 def _await_turn(paths: RunPaths, turn: BinaryIO) -> None:

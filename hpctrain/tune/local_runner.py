@@ -11,6 +11,7 @@ from typing import Any
 
 from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.execute.stop_pipe import StopPipe
 from hpctrain.launch.background import RunSlot
 from hpctrain.launch.cancel import end_process, record_end, request_stop
 from hpctrain.launch.executor_template import ExecutorTemplate
@@ -65,10 +66,13 @@ class LocalRunner:
         self._files = ModuleFiles()
         self._changes = CodeChanges(run_of)
         self._template = ExecutorTemplate()
+        self._pipes: dict[str, StopPipe] = {}
 
     def close(self) -> None:
         """Start no more trials. Not collective. Those that were begun go on."""
         self._template.close()
+        for pipe in self._pipes.values():
+            pipe.close()
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need. Not collective."""
@@ -195,6 +199,7 @@ class LocalRunner:
         watch.has_begun = True
         if not is_over and not has_died:
             return Look(reports=reports)
+        self._let_go(trial)
         end = self._explain_death(watch, status) if has_died else end_of(status)
         if (end.was_stopped or has_died) and self._is_stopped_for_good(watch.paths):
             end = End(failed=False, was_stopped=True, is_for_good=True, reason=REASON)
@@ -263,6 +268,10 @@ class LocalRunner:
             request_stop(paths)
         except OSError as error:
             log(f"warning: cannot ask {paths.root} to stop: {error.strerror}.")
+            return
+        # One that an earlier tuner has begun looks for the request by itself.
+        if (pipe := self._pipes.get(trial.trial_id)) is not None:
+            pipe.notify()
 
     def end(self, trial: Trial) -> None:
         """End the executor of a trial. Not collective."""
@@ -284,8 +293,15 @@ class LocalRunner:
         gpus = trial.slot.gpus
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
-        slot = RunSlot(variables=variables, template=self._template)
+        self._let_go(trial)
+        pipe = self._pipes[trial.trial_id] = StopPipe()
+        slot = RunSlot(variables=variables, template=self._template, pipe=pipe)
         submit_prepared(submission, slot=slot, policy="auto")
+
+    def _let_go(self, trial: Trial) -> None:
+        """Close the pipe to the executor of a trial, if there is one."""
+        if (pipe := self._pipes.pop(trial.trial_id, None)) is not None:
+            pipe.close()
 
     def _job_name(self, trial: Trial) -> str | None:
         """Return the name of the job of a trial; None where it has none."""
