@@ -71,6 +71,7 @@ def write_plan_and_spec(submission: Submission) -> None:
         launcher=submission.plan.launcher,
         job_id=_job_id(submission),
         continues=continues,
+        **({"why": submission.why_again} if submission.why_again else {}),
     )
 
 

@@ -112,6 +112,8 @@ class Submission:
     continues: bool = False
     """Whether the run goes on by itself after its executor was killed, with what is left of its
     budgets."""
+    why_again: str = ""
+    """Why a tuner starts the executor of its trial again; empty where it does not."""
 
     @functools.cached_property
     def spec_content(self) -> bytes:

@@ -68,6 +68,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
     """
     if announced := announce(event):
         return announced
+    if event["event"] == "fit" and event.get("why"):
+        return f"the executor was started again: {event['why']}"
     if event["event"] == "node-slow" and event.get("reason"):
         return _TEMPLATES["node-slow"].format_map(_Known(_texts(event))) + f": {event['reason']}"
     template = _TEMPLATES.get(event["event"], "")

@@ -71,7 +71,9 @@ class AllocationRunner(LocalRunner):
         look = super().look(trial)
         if look.end is None:
             return look
-        return replace(look, end=self._explain_end(trial, look.end))
+        end = self._explain_end(trial, look.end)
+        self._watch(trial).note_end(end)
+        return replace(look, end=end)
 
     def _explain_end(self, trial: Trial, end: End) -> End:
         """Return an end with what it has to do with nodes, or with the end of the job."""

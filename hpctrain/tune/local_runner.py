@@ -120,7 +120,8 @@ class LocalRunner:
         with suppress(OSError):
             paths.stop_request.unlink(missing_ok=True)
         watch = self._watch(trial)
-        self._begin(trial, replace(submission, continues=watch.is_orphaned))
+        again = replace(submission, continues=watch.is_orphaned, why_again=watch.explain_again())
+        self._begin(trial, again)
         watch.begin()
 
     def watch(self, trials: Sequence[Trial]) -> None:

@@ -33,6 +33,8 @@ class Watch:
     """As it was last read."""
     is_orphaned: bool = False
     """Whether its executor was killed, so that the next one continues with its budgets."""
+    why_again: str = ""
+    """Why the run goes on that was begun before; empty if that is not known."""
     _attempts: int = 0
     """When the last executor was killed."""
     _deaths: int = 0
@@ -60,7 +62,23 @@ class Watch:
     def begin(self) -> None:
         """Note that an executor begins. Not collective."""
         # What was seen of one before says nothing about this one.
-        self.life, self.is_orphaned = self.make_life(self.paths), False
+        self.life, self.is_orphaned, self.why_again = self.make_life(self.paths), False, ""
+
+    def note_end(self, end: End) -> None:
+        """Note how the run has ended, for when it goes on. Not collective."""
+        is_to_go_on = end.is_orphaned or end.is_cut_off
+        lost = "; ".join(f"node {node} is lost: {why}" for node, why in end.lost_nodes.items())
+        first = (end.reason.splitlines() or [""])[0].partition(": see ")[0]
+        self.why_again = (lost or first) if is_to_go_on else ""
+
+    def explain_again(self) -> str:
+        """Return why the next executor of the run is not its first; empty if it is.
+
+        Not collective.
+        """
+        if not self.paths.ledger.exists():
+            return ""
+        return self.why_again or "the trial goes on"
 
     def explain_death(self) -> End:
         """Return the end of a run whose executor was killed, and write it down. Not collective."""

@@ -17,6 +17,7 @@ from hpctrain import Checkpoint, FailureConfig, Result, RunConfig, tune
 from hpctrain.execute.failure_policy import MAX_RESTARTS_WITHOUT_ATTEMPT
 from hpctrain.launch import cancel
 from hpctrain.launch.cancel import end_process
+from hpctrain.rundir.attempts import describe_event
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
@@ -142,7 +143,12 @@ def test_a_killed_executor_costs_no_trial_as_long_as_the_budget_allows_another(
     assert len(killed.attempts) == 2
     assert [metrics["step"] for metrics in killed.metrics_history] == [0, 1, 2, 3]
     events = read_events(RunPaths(Path(killed.path)))
-    assert [event["continues"] for event in events if event["event"] == "fit"] == [False, True]
+    begun = [event for event in events if event["event"] == "fit"]
+    assert [event["continues"] for event in begun] == [False, True]
+    assert [describe_event(event) for event in begun] == [
+        "fit() was called",
+        "the executor was started again: its executor was killed",
+    ]
     kinds = [event["kind"] for event in events if event["event"] == "attempt-ended"]
     assert kinds == ["start", None]
     (restart,) = [event for event in events if event["event"] == "restart"]
