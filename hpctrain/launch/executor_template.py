@@ -20,9 +20,12 @@ from contextlib import suppress
 
 from hpctrain import environ, timeouts
 from hpctrain.log import log
+from hpctrain.worker.forked import show_command
 
 _MODULE = "hpctrain.launch.executor_template"
 _MOST_BYTES = 2**20
+# Room for the command of an executor in the arguments of the process, whose forks show it there.
+_PADDING = 2048
 
 
 class ExecutorTemplate:
@@ -77,7 +80,7 @@ def _start() -> socket.socket:
         ours.settimeout(timeouts.EXECUTOR_TEMPLATE_S)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-m", _MODULE, str(its.fileno())],
+                [sys.executable, "-u", "-m", _MODULE, str(its.fileno()), "-" * _PADDING],
                 env=environ.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -100,6 +103,7 @@ def _serve(requests: socket.socket) -> None:
 
     # The kernel collects the exit status of those that have ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    show_command(sys.orig_argv[:-1])
     # What is there now is not written to by a collection in each of them.
     gc.freeze()
     while True:
@@ -133,6 +137,7 @@ def _become(request: Mapping[str, object], stdin: int, output: int) -> None:
     # As `python -u -m MODULE ARGUMENTS` has them.
     sys.orig_argv[:] = argv
     sys.argv[:] = argv[3:]
+    show_command(argv)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ def test_each_fork_has_the_command_environment_files_and_session_that_were_asked
     found = json.loads((tmp_path / "2").read_text().splitlines()[0])
     assert found["argv"] == ["module", "b", "c"]
     assert found["orig_argv"] == argv
+    shown = Path(f"/proc/{second}/cmdline").read_bytes().rstrip(b"\0")
+    assert shown == b"\0".join(word.encode() for word in argv), "as ps shows it"
     assert found["cwd"] == str(tmp_path)
     assert found["pid"] == second != first
     assert found["variables"]["CUDA_VISIBLE_DEVICES"] == "3"
