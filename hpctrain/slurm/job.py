@@ -238,6 +238,30 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
 _ENDED = re.compile(r"Invalid job id|already completing or completed")
 
 
+_SAID = re.compile(r"^hpctrain: (.+)$", re.MULTILINE)
+
+
+def has_seen_nothing(job: Job, *, log: str) -> bool:
+    """Return whether a job ended before its executor began, as its node lacks a path. Pure.
+
+    Not collective.
+
+    Parameters
+    ----------
+    log
+        The end of its log.
+    """
+    # 53 is Slurm's answer when the directory of --output is not there (measured with 22.05); 24.11
+    # and 26.05 start the script all the same, which then ends by itself (measured).
+    if "53" in job.exit_code.split(":"):
+        return True
+    return _is_invisible(job) and (not log or _SAID.search(log) is not None)
+
+
+def _is_invisible(job: Job) -> bool:
+    return job.exit_code.partition(":")[0] == str(EXIT_INVISIBLE)
+
+
 def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:
     """Return why a job ended before its executor wrote anything. Pure; not collective.
 
@@ -251,13 +275,10 @@ def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:
         The end of it.
     """
     status, _, signal = job.exit_code.partition(":")
-    invisible = status == str(EXIT_INVISIBLE)
-    if invisible and (found := re.search(r"^hpctrain: (.+)$", log, re.MULTILINE)):
+    if _is_invisible(job) and (found := _SAID.search(log)):
         return f"job {job.job_id} could not begin: {found[1]}"
     lines = [f"job {job.job_id} ended ({job.state}, ExitCode {job.exit_code}, Reason {job.reason})"]
-    # 53 is Slurm's answer when the directory of --output is not there (measured with 22.05); 24.11
-    # and 26.05 start the script all the same, which then ends by itself (measured).
-    if "53" in (status, signal) or (invisible and not log):
+    if has_seen_nothing(job, log=log):
         who = f"the nodes ({job.nodes}) do not see"
         lines.append(
             f"before it could write its log: "

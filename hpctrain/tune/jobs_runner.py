@@ -25,7 +25,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.slurm.client import find_submit_limit
-from hpctrain.slurm.job import Queue, explain_end, find_job
+from hpctrain.slurm.job import Queue, explain_end, find_job, has_seen_nothing
 from hpctrain.slurm.output import Job
 from hpctrain.tune.job_life import JobLife
 from hpctrain.tune.job_slots import JobSlots
@@ -215,18 +215,17 @@ class JobsRunner(LocalRunner):
         """Return the end of a run whose job is over, and whose executor has not said so."""
         assert isinstance(watch.life, JobLife)
         job, has_begun = watch.life.last_job, bool(status.attempt)
-        number = f"job {status.job_id}"
+        number, is_for_all = f"job {status.job_id}", False
         if job is not None and job.state.startswith(_CANCELLED):
             reason = f"{number} was cancelled" + ("" if has_begun else " before it began")
             watch.record_end(reason)
             return End(failed=False, was_stopped=True, reason=reason)
         if job is not None and not has_begun:
             log_path = watch.paths.job_log(job.job_id)
+            said = last_lines(log_path)
+            is_for_all = has_seen_nothing(job, log=said)
             reason = explain_end(
-                job,
-                storage=str(watch.paths.root),
-                log_path=str(log_path),
-                log=last_lines(log_path),
+                job, storage=str(watch.paths.root), log_path=str(log_path), log=said
             )
         else:
             state = "" if job is None else f" ({job.state})"
@@ -235,7 +234,7 @@ class JobsRunner(LocalRunner):
                 f"{watch.paths.job_log(status.job_id or '')}"
             )
         watch.record_end(_first_line(reason))
-        return End(failed=True, was_stopped=False, reason=reason)
+        return End(failed=True, was_stopped=False, is_for_all=is_for_all, reason=reason)
 
     def _is_alive(self, job_id: str) -> bool:
         self._queue = self._queue or Queue([os.getuid()])

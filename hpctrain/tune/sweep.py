@@ -9,6 +9,7 @@ from typing import Any
 from hpctrain.errors import (
     ConfigError,
     HpctrainError,
+    LaunchError,
     RunStoppedError,
     SupersededError,
     TrainingFailedError,
@@ -129,8 +130,8 @@ class Sweep:
         Raises
         ------
         HpctrainError
-            If the first trial cannot be started, a trial lacks the metric, or one failed and
-            `fail_fast` is ``"raise"``; all others have been stopped then.
+            If the first trial cannot be started, nodes do not see its files, a trial lacks the
+            metric, or one failed and `fail_fast` is ``"raise"``; all others have been stopped then.
         RunStoppedError
             If the job of this process is about to end, or a person has stopped the sweep, once all
             trials have stopped.
@@ -350,6 +351,15 @@ class Sweep:
             self._set_aside(trial)
             self._show(f"{trial.trial_id} is to go on: {end.reason}")
             return
+        if end.is_for_all and not is_to_end and not any(t.reports for t in self.trials.values()):
+            self._slots.give_back(trial.trial_id)
+            self._set_aside(trial)
+            if self._is_interrupted:
+                return
+            raise LaunchError(
+                f"{trial.trial_id}: {end.reason} All trials would fail like this one: no more are "
+                f"begun, and the others are stopped."
+            )
         if end.failed and not was_stopping:
             self._fail(trial, end.reason)
             return

@@ -125,3 +125,49 @@ def test_a_storage_that_only_the_login_node_sees_is_no_fault_of_its_nodes(
     assert f"no node of this job sees the run directory {tmp_path}/run: No such" in done.stdout
     assert WAYS_OUT["the run directory"] in done.stdout
     assert "--exclude" not in done.stdout
+
+
+SWEEP = """
+import sys
+from hpctrain import DataParallelTrainer, HpctrainError, RunConfig, ScalingConfig, SlurmConfig, tune
+
+def train(config):
+    pass
+
+if __name__ == "__main__":
+    try:
+        tune.Tuner(
+            DataParallelTrainer(
+                train, scaling_config=ScalingConfig(slurm=SlurmConfig(time="5:00"))
+            ),
+            param_space={"train_loop_config": {"x": tune.grid_search([1, 2, 3, 4, 5])}},
+            tune_config=tune.TuneConfig(launcher="jobs", max_jobs=2),
+            run_config=RunConfig(storage_path=sys.argv[1], name="sweep", verbose=0),
+        ).fit()
+    except HpctrainError as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(4)
+"""
+
+
+@pytest.mark.long
+def test_a_sweep_whose_storage_no_node_sees_ends_with_its_first_jobs(
+    site: Site, tmp_path: Path
+) -> None:
+    """The last word of an executor may come late over NFS: that is waited for, half a minute."""
+    script = site.shared / "sweep.py"
+    script.write_text(SWEEP)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env={**os.environ, **site.cluster.environ},
+        cwd=site.shared,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "LaunchError: trial_0000" in done.stdout
+    assert WAYS_OUT["the run directory"] in done.stdout
+    assert "All trials would fail like this one: no more are begun" in done.stdout
+    begun = sorted(path.name for path in (tmp_path / "sweep").glob("trial_*"))
+    assert begun == ["trial_00000", "trial_00001"]

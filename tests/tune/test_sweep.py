@@ -459,3 +459,38 @@ def test_what_a_scheduler_returns_is_a_decision(tmp_path: Path, returned: Any) -
 def test_a_scheduler_that_was_written_for_ray_tune_is_refused(name: str, ours: str) -> None:
     with pytest.raises(ConfigError, match=rf"Own\.{name}\(\) .*Here it is {ours}\("):
         type("Own", (FIFOScheduler,), {name: lambda self, *rest: "STOP"})
+
+
+@dataclass
+class Blind(FakeRunner):
+    """The nodes of its trials see no files, from the first of them on that is named."""
+
+    blind: tuple[str, ...] = ()
+
+    def look(self, trial: Trial) -> Look:
+        if trial.trial_id not in self.blind or trial.trial_id in self.asked:
+            return super().look(trial)
+        del self.at_work[trial.trial_id]
+        reason = "job 7 could not begin: node1 does not see the run directory /tmp/x."
+        return Look(end=End(failed=True, was_stopped=False, is_for_all=True, reason=reason))
+
+
+def test_a_storage_that_no_node_sees_ends_the_sweep_with_the_first_trial(tmp_path: Path) -> None:
+    runner = Blind({"trial_00000": Script(values=(), hangs=True)}, blind=("trial_00001",))
+    sweep = make_sweep(runner, tmp_path, num_samples=6)
+    with pytest.raises(LaunchError, match=r"trial_00001: job 7 .* /tmp/x. All trials would fail"):
+        sweep.run()
+    assert runner.started == ["trial_00000", "trial_00001"], "no more are begun"
+    assert runner.asked == ["trial_00000"], "the other one is stopped"
+    record = read_record(SweepPaths(root=tmp_path))
+    # Once the storage is seen, the sweep goes on with them.
+    assert [trial.state.value for trial in record.trials.values()] == ["PENDING", "PENDING"]
+    assert record.ended is None
+
+
+def test_a_node_that_sees_nothing_costs_its_trial_alone_where_others_have_reported(
+    tmp_path: Path,
+) -> None:
+    sweep = make_sweep(Blind(blind=("trial_00003",)), tmp_path, num_samples=6)
+    sweep.run()
+    assert states(sweep) == 3 * ["TERMINATED"] + ["ERROR"] + 2 * ["TERMINATED"]
