@@ -204,6 +204,7 @@ class LocalRunner:
         end = self._explain_death(watch, status) if has_died else end_of(status)
         if (end.was_stopped or has_died) and self._is_stopped_for_good(watch.paths):
             end = End(failed=False, was_stopped=True, is_for_good=True, reason=REASON)
+        watch.note_end(end)
         return Look(reports=reports, end=end)
 
     def find_saved(self, trial: Trial) -> Saved | None:
