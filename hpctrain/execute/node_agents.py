@@ -65,6 +65,11 @@ class NodeAgents:
         """Name of the socket for the ranks of a node, with ``%N`` for the node's."""
 
     @property
+    def node_timeout_s(self) -> float:
+        """Seconds after which a silent node is given up."""
+        return self._node_timeout_s
+
+    @property
     def step(self) -> StepProcess:
         """What started them."""
         assert self._step is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,11 @@ class Rendezvous:
         Where it is written what those looks have shown.
     health
         Gets the reports of nodes.
+    find_down
+        Returns which nodes, whose agents have not come, are down: no step starts there, and srun
+        may wait for them without end.
+    ask_after_s
+        Seconds after which it is called for the first time; each further one takes twice as long.
     """
 
     def __init__(
@@ -103,6 +109,8 @@ class Rendezvous:
         size: int,
         stacks: Path,
         health: Health,
+        find_down: Callable[[], Sequence[str]] = lambda: (),
+        ask_after_s: float = math.inf,
     ) -> None:
         self._poll = poll
         self._examine = examine
@@ -111,6 +119,7 @@ class Rendezvous:
         self._agents = agents
         self._size = size
         self._health = health
+        self._find_down, self._ask_after_s = find_down, ask_after_s
         self._begun: dict[int, tuple[int, str]] = {}
         self.workers: dict[int, WorkerMetadata] = {}
         """Ranks that have joined."""
@@ -171,6 +180,7 @@ class Rendezvous:
         deadline = Deadline(timeout_s)
         asking = Deadline(min(timeout_s, timeouts.STEP_REFUSAL_S))
         look_at = time.monotonic() + _LOOK_INTERVAL_S
+        asking_down = Deadline(self._ask_after_s)
         while len(self.workers) < self._size:
             ended = self._step.returncode() is not None
             frames = self._poll(_POLL_S)
@@ -200,6 +210,11 @@ class Rendezvous:
                     self._health.read(self._agents.last_lines(_NUM_LINES))
                 if not self._health.verdict().allows_start and not self._health.unanswered():
                     self._fail("a node is bad.")
+            if asking_down.is_over:
+                self._ask_after_s *= 2
+                asking_down = Deadline(self._ask_after_s)
+                if down := self._find_down():
+                    self._fail(f"{', '.join(down)} went down before the ranks had started.")
             if deadline.is_over:
                 self._fail(self._explain_timeout(timeout_s))
 

@@ -89,7 +89,7 @@ class AllocationRunner(LocalRunner):
             return end
         if end.failed and status is not None and status.error_type == LaunchError.__name__:
             lost = {**lost, **_test_nodes(trial.slot.nodes)}
-        is_cut_off = has_job_ended or (end.failed and bool(lost))
+        is_cut_off = has_job_ended or ((end.failed or end.was_stopped) and bool(lost))
         return replace(end, is_cut_off=is_cut_off, lost_nodes=lost)
 
     def _share_of(self, trial: Trial, scaling: ScalingConfig) -> Mapping[str, AllocatedNode] | None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from hpctrain.control.wire import PROTOCOL
 from hpctrain.errors import LaunchError
-from hpctrain.execute.rendezvous import WorkerMetadata
+from hpctrain.execute.health import Health
+from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 
 HELLO = {"rank": 3, "hostname": "n1", "pid": 7, "tmp": "/tmp", "node_rank": 1, "local_rank": 0}
 
@@ -18,3 +22,38 @@ def test_a_rank_says_where_it_lives():
 def test_a_rank_of_another_hpctrain_is_refused(protocol: dict[str, int]):
     with pytest.raises(LaunchError, match="rank 3 on n1 imports another hpctrain"):
         WorkerMetadata.from_hello({**HELLO, **protocol})
+
+
+class Waiting:
+    """An srun that waits for a node without end."""
+
+    argv = ("srun", "true")
+
+    def returncode(self) -> None:
+        return None
+
+    def last_lines(self, count: int = 12) -> str:
+        return ""
+
+
+def test_a_node_that_goes_down_before_its_agent_has_come_ends_the_start():
+    """No silence shows it, and srun may wait for it for as long as a start may take."""
+    step: Any = Waiting()
+    answers = [[], ["node1"]]
+    rendezvous = Rendezvous(
+        lambda timeout_s: [],
+        examine=lambda pids, silent: None,
+        step=step,
+        agents=step,
+        size=1,
+        stacks=Path("stacks"),
+        health=Health(num_nodes=1),
+        find_down=lambda: answers.pop(0),
+        ask_after_s=0.0,
+    )
+    message = "node1 went down before the ranks had started"
+    with pytest.raises(LaunchError, match=message) as raised:
+        rendezvous._await_ranks(60.0)
+    # The next attempt finds that it cannot have the node.
+    assert raised.value.transient
+    assert answers == []

@@ -400,6 +400,44 @@ assert not results.errors, results.errors
     assert attempts == [1, 2, 1]
 
 
+STARTS_ON_A_DEAD_NODE = """
+FOLDER.joinpath("in-allocation").touch()
+await_files("off", 1)
+results = tune.Tuner(
+    tune.with_resources(goes_on, {"cpu": 3}),
+    param_space={"x": 1},
+    run_config=run_config(failure_config=FailureConfig(node_timeout_s=3)),
+).fit()
+assert not results.errors, results.errors
+"""
+
+
+def test_a_trial_that_starts_on_a_node_that_goes_down_goes_on_elsewhere(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    """Its agent never comes, so no silence is noticed; srun waits for the node."""
+    if virtual_slurm.spec.mode != "namespaces":
+        pytest.skip("nodes have no power of their own")
+    (tmp_path / "go").touch()
+    nodes: list[str] = []
+    try:
+        with sweeping(virtual_slurm, tmp_path, STARTS_ON_A_DEAD_NODE, "--no-kill") as process:
+            begun = tmp_path / "in-allocation"
+            wait_until(begun.exists, lambda: printed(tmp_path), process=process)
+            # The first one, which the trial gets: Slurm notices it some seconds later.
+            nodes = ["node1"]
+            virtual_slurm.power_off("node1")
+            (tmp_path / "off").touch()
+            assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    finally:
+        for node in nodes:
+            virtual_slurm.power_on(node)
+            virtual_slurm.wait_for_state(node, "idle")
+    (trial,) = record(tmp_path).trials.values()
+    assert trial.state.value == "TERMINATED"
+    assert "node1" not in trial.slot.nodes
+
+
 ON_ONE_NODE = """
 def train(config):
     assert "SLURM_STEP_ID" not in os.environ, "it is a process of the node, and no step"

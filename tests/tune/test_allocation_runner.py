@@ -159,3 +159,16 @@ def test_an_executor_that_outlives_its_job_on_this_host_is_ended_before_another_
         "job 7, in which it ran, has ended; the same command resumes it.",
     )
     assert not paths.stop_request.exists()
+
+
+def test_a_trial_whose_node_went_down_before_it_had_started_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, trial, paths = make_runner(tmp_path)
+    write_end(paths, RunState.STOPPED, error_type="RunStoppedError")
+    append_event(paths, "attempt-ended", attempt=1, kind="start")
+    append_event(paths, **LOST)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.is_cut_off, end.lost_nodes) == (True, {"b": "silent"})
