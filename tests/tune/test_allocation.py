@@ -406,7 +406,7 @@ await_files("off", 1)
 results = tune.Tuner(
     tune.with_resources(goes_on, {"cpu": 3}),
     param_space={"x": 1},
-    run_config=run_config(failure_config=FailureConfig(node_timeout_s=3)),
+    run_config=run_config(failure_config=FailureConfig(node_timeout_s=5)),
 ).fit()
 assert not results.errors, results.errors
 """
