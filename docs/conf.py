@@ -66,7 +66,7 @@ nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.data\.operations\..*"))
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.data\.shard_tensors\..*"))
 # What the groups of one run share.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.execute\.(node_agents|rank_container)\..*"))
-nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.execute\.fork_server\..*"))
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.execute\.(step_)?fork_servers?\..*"))
 
 # Links to other projects need their inventories from the network: sphinx-build -t online.
 # Without that, a broken reference to hpctrain is an error and one to another project is not.

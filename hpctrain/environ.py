@@ -52,6 +52,7 @@ _DRY_RUN = "HPCTRAIN_DRY_RUN"
 _TRUST_WRITERS = "HPCTRAIN_TRUST_WRITERS"
 _SLURM_OVERRIDES = "HPCTRAIN_SLURM"
 _FORK_SERVER = "HPCTRAIN_FORK_SERVER"
+_NOT_FORKED = "HPCTRAIN_NOT_FORKED"
 
 # What launchers set for each process that they start, and no library reads when it is imported.
 _OF_LAUNCHER_PREFIXES = (
@@ -241,6 +242,14 @@ def wants_fork_server() -> bool:
             f"out."
         )
     return value == "1"
+
+
+def take_not_forked() -> str:
+    """Return why no fork server has made this rank, if its launcher's process asked one.
+
+    The variable is deleted. It is that of `hpctrain.worker.fork_client`.
+    """
+    return os.environ.pop(_NOT_FORKED, "")
 
 
 def launched_rank() -> int:

@@ -187,6 +187,12 @@ FORK_SERVER_S = Timeout(
     "the imports of a fork server, when ranks start",
     "each rank imports its modules itself",
 )
+FORK_CLIENTS_S = Timeout(
+    10.0,
+    "fork_clients",
+    "the ranks of a node to come to its fork server, from the first to the last, in a step",
+    "a later rank imports its modules itself",
+)
 FORKED_RANK_S = Timeout(
     10.0,
     "forked_rank",

@@ -250,6 +250,14 @@ def test_ranks_are_forked_unless_that_is_turned_off(
     assert environ.wants_fork_server() is wanted
 
 
+def test_why_a_rank_was_not_forked_is_taken_away_with_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("HPCTRAIN_NOT_FORKED", "no room")
+    assert [environ.take_not_forked() for _ in range(2)] == ["no room", ""]
+    assert "HPCTRAIN_NOT_FORKED" not in environ.environment()
+
+
 @pytest.mark.parametrize("value", ["no", "off", "false", "O", "00", " 0"])
 def test_a_fork_server_that_is_neither_on_nor_off_is_refused(
     value: str, monkeypatch: pytest.MonkeyPatch

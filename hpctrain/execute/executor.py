@@ -29,6 +29,7 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.slow_node_policy import SlowNodePolicy
+from hpctrain.execute.step_fork_servers import StepForkServers
 from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
@@ -62,7 +63,7 @@ class Executor:
     resume_from
         Checkpoint of another run to begin with.
     fork_server
-        What forks ranks on this machine, which may have been started already; it ends with the run.
+        What forks ranks. That of this machine may have been started already; it ends with the run.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Executor:
         run_config: RunConfig,
         spec_digest: str,
         resume_from: Path | None = None,
-        fork_server: ForkServers | None = None,
+        fork_server: ForkServers | StepForkServers | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan

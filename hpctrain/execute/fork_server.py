@@ -13,16 +13,16 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
+from hpctrain.execute.step_fork_servers import StepForkServers, client_argv
 from hpctrain.own_time import Deadline
-from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.modules import is_own_place
 from hpctrain.plan.spec import RankSettings
-from hpctrain.worker import fork_client
 from hpctrain.worker.bootstrap import thread_variables
 
 # Room for the command of a rank in the arguments of the server, whose forks show it there.
@@ -32,18 +32,25 @@ _BACKLOG = 4096
 _LOOK_INTERVAL_S = 0.05
 
 
-def fork_server_for(plan: LaunchPlan, settings: RankSettings) -> ForkServers | None:
+def fork_server_for(
+    plan: LaunchPlan, settings: RankSettings
+) -> ForkServers | StepForkServers | None:
     """Return the fork server for the ranks of a run, which is not started; None without one.
 
-    Not collective. One machine has one. Not for ranks in a container, which have an interpreter of
-    their own, nor where a backend names nothing to import.
+    Not collective. One machine has one, and in a job each step has one on each node. Not for ranks
+    in a container, which have an interpreter of their own, nor where a backend names nothing to
+    import.
     """
     is_wanted = environ.wants_fork_server() and bool(settings.preload)
-    if plan.launcher != "local" or plan.container is not None or not is_wanted:
+    is_possible = plan.launcher == "local" or plan.in_job
+    if not is_possible or plan.container is not None or not is_wanted:
         return None
+    own_places = [path for path in settings.sys_path if is_own_place(path)]
+    if plan.in_job:
+        return StepForkServers(settings.preload, own_places=own_places)
     return ForkServers(
         settings.preload,
-        own_places=[path for path in settings.sys_path if is_own_place(path)],
+        own_places=own_places,
         environment=rank_environment(plan.threads_per_task, plan.environment),
     )
 
@@ -94,6 +101,10 @@ class ForkServers:
         except OSError as error:
             self._give_up(f"it cannot be started: {error}")
 
+    def tries(self, launcher: StepLauncher) -> bool:
+        """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
+        return launcher.kind == "hydra"
+
     def command(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         """Return what a launcher is to start for the command of a rank.
 
@@ -105,10 +116,11 @@ class ForkServers:
             Of the launcher.
         """
         self._renew(environment)
-        if self._server is None:
-            return [*command]
-        client = [sys.executable, "-I", "-S", fork_client.__file__]
-        return [*client, self._server.name, f"{timeouts.FORK_SERVER_S:g}", *command]
+        return [*command] if self._server is None else client_argv(self._server.name, command)
+
+    def note(self, reasons: Iterable[str]) -> None:
+        """Take why ranks were not forked, as they have sent it."""
+        self._reasons += reasons
 
     def take_reasons(self) -> list[str]:
         """Return why ranks were not forked, as far as that was not returned before."""
@@ -180,7 +192,8 @@ class _Server:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "hpctrain.worker.fork_server"),
-                    *(*map(str, passed), "-" * _PADDING),
+                    # Here nobody waits for a server that does not serve.
+                    *(*map(str, passed), "0", "-" * _PADDING),
                 ],
                 env={**environment},
                 stdin=subprocess.DEVNULL,

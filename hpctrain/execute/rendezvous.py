@@ -123,6 +123,8 @@ class Rendezvous:
         self._begun: dict[int, tuple[int, str]] = {}
         self.workers: dict[int, WorkerMetadata] = {}
         """Ranks that have joined."""
+        self.not_forked: dict[str, None] = {}
+        """Why ranks import their modules themselves, in order."""
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all have joined, and all nodes have reported that they can be used.
@@ -231,6 +233,8 @@ class Rendezvous:
         if frame.op == "starting":
             pid, rank = frame.header["pid"], frame.header["launched_as"]
             self._begun[pid] = rank, frame.header["hostname"]
+            if reason := frame.header.get("not_forked"):
+                self.not_forked[str(reason)] = None
         elif frame.op == "hello":
             worker = WorkerMetadata.from_hello(frame.header)
             self.workers[worker.rank] = worker

@@ -29,6 +29,7 @@ from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
+from hpctrain.execute.step_fork_servers import StepForkServers
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
@@ -84,7 +85,7 @@ class WorkerGroup(CallsFunctions):
     container
         The container that ranks of an allocation run in; None for this process's own Python.
     fork_server
-        What forks ranks on this machine; None starts an interpreter for each.
+        What forks ranks; None starts an interpreter for each.
     environment
         Variables that ranks get on top of this process's own.
     path
@@ -116,7 +117,7 @@ class WorkerGroup(CallsFunctions):
         srun_args: tuple[str, ...] = (),
         is_slice: bool = False,
         container: RankContainer | None = None,
-        fork_server: ForkServers | None = None,
+        fork_server: ForkServers | StepForkServers | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
         attempt: int = 1,
@@ -234,7 +235,11 @@ class WorkerGroup(CallsFunctions):
                 ask_after_s=math.inf if self._agents is None else self._agents.node_timeout_s,
             )
             self._workers = rendezvous.workers
-            rendezvous.wait(timeout_s)
+            try:
+                rendezvous.wait(timeout_s)
+            finally:
+                if self._fork_server is not None:
+                    self._fork_server.note(rendezvous.not_forked)
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
                 self._is_watched = True
@@ -488,8 +493,7 @@ class WorkerGroup(CallsFunctions):
         if container is not None:
             entry = container.enter(command, launcher, self._environment)
             command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
-        # Others than MPICH's are not tried.
-        if self._fork_server is not None and local and launcher.kind == "hydra":
+        if self._fork_server is not None and self._fork_server.tries(launcher):
             command = self._fork_server.command(command, variables)
         on_hosts = self._agents is not None and self._agents.mpiexec is not None
         self._step = StepProcess(

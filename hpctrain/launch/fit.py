@@ -81,9 +81,10 @@ def fit_prepared(submission: Submission) -> Result:
 
         run_inline(submission)
     elif existing.begins and launcher != "slurm":
+        from hpctrain.execute.fork_server import fork_server_for
         from hpctrain.launch.here import run_here
 
-        run_here(submission, None)
+        run_here(submission, fork_server_for(submission.plan, submission.spec.settings))
     else:
         _follow_to_end(submission, existing)
     return Result.from_path(request.paths.root)

@@ -1,13 +1,14 @@
-"""Import once a node, and fork the ranks: ``python -m hpctrain.worker.fork_server LISTENER OWNER``.
+"""Import once a node, and fork: ``python -m hpctrain.worker.fork_server LISTENER OWNER SIZE``.
 
 The server imports what every rank needs before its training function, and then waits for the
 processes that a launcher has started (`hpctrain.worker.fork_client`). For each of them it forks a
 process, gives it what the launcher gave to the client (`hpctrain.worker.launched`), and lets it run
 what the client was to run. It has one thread, and nothing of MPI or of a GPU.
 
-Both are descriptors: clients connect to LISTENER, and OWNER leads to the process that has started
-the server (`hpctrain.execute.fork_server`). Once that is gone, the server accepts nobody any more,
-and ends with its last rank.
+Two are descriptors: clients connect to LISTENER, and OWNER leads to the process that has started
+the server, which is the executor of this machine (`hpctrain.execute.fork_server`), or the first
+client of a node in a step of Slurm. Once that is gone, the server accepts nobody any more, and ends
+with its last rank. SIZE is the number of clients that a step has on this node; 0 on one machine.
 """
 
 from __future__ import annotations
@@ -24,16 +25,23 @@ from collections.abc import Iterator
 
 from hpctrain import environ
 from hpctrain.worker.forked import ForkedRank, show_command
-from hpctrain.worker.forking import ForkServer, tell
+from hpctrain.worker.forking import ForkServer, refuse_all, tell
 from hpctrain.worker.preload import PreloadError, origins, package_places, preload
 
 _MOST_PRINTED_BYTES = 2**16
 
 
-def serve(listener: socket.socket, owner: socket.socket) -> ForkedRank | None:
+def serve(
+    listener: socket.socket, owner: socket.socket, *, num_clients: int = 0
+) -> ForkedRank | None:
     """Import, and serve; return what is to be done in a rank, and None at the end of the server.
 
     Not collective.
+
+    Parameters
+    ----------
+    num_clients
+        How many of them are to learn why this process cannot serve.
     """
     before = environ.environment()
     begun = time.monotonic()
@@ -42,12 +50,13 @@ def serve(listener: socket.socket, owner: socket.socket) -> ForkedRank | None:
         del sys.path[0]
     with owner.makefile("r", encoding="utf-8") as lines:
         asked = json.loads(lines.readline() or "{}")
-    show_command((sys.executable, "-m", "hpctrain.worker.fork_server", *sys.argv[1:3]))
+    show_command((sys.executable, "-m", "hpctrain.worker.fork_server", *sys.argv[1:4]))
     try:
         with _ending_with(owner):
             preload(asked.get("modules", ()), own_places=asked.get("own_places", ()))
     except PreloadError as error:
         tell(owner, unusable=str(error))
+        refuse_all(listener, str(error), num_clients=num_clients)
         return None
     tell(owner, ready=time.monotonic() - begun, origins=origins(), places=package_places())
     return ForkServer(listener, owner, before=before, printed=_printed()).run()
@@ -86,7 +95,8 @@ def _printed() -> tuple[bytes, bytes]:
 
 
 if __name__ == "__main__":
-    forked = serve(*(socket.socket(fileno=int(word)) for word in sys.argv[1:3]))
+    _sockets = [socket.socket(fileno=int(word)) for word in sys.argv[1:3]]
+    forked = serve(*_sockets, num_clients=int(sys.argv[3]))
     if forked is None:
         os._exit(0)
     forked.run()

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpctrain import timeouts
 from hpctrain.control import local_socket
+from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.worker.forked import ForkedRank, explain_difference
 from hpctrain.worker.launched import Launched, apply_launched, read_launched
 
@@ -157,9 +158,7 @@ class ForkServer:
                 answer = forked
         _close(*descriptors)
         if answer:
-            with contextlib.suppress(OSError):
-                client.sendall(_REFUSED)
-            client.close()
+            _refuse(client, answer)
             self._tell(refused=answer)
         return None
 
@@ -279,6 +278,27 @@ class ForkServer:
     def _forget(self, sock: socket.socket) -> None:
         self._poller.unregister(sock)
         sock.close()
+
+
+def refuse_all(listener: socket.socket, reason: str, *, num_clients: int) -> None:
+    """Send so many clients why none of them is served, as far as they come in time.
+
+    Not collective. Otherwise those of a step that come later would wait for another server.
+    """
+    deadline = Deadline(timeouts.FORK_CLIENTS_S)
+    poller = select.poll()
+    poller.register(listener, select.POLLIN)
+    while num_clients and not deadline.is_over:
+        if not poller.poll(LOOK_INTERVAL_S * 1000):
+            continue
+        if (sock := local_socket.accept(listener)) is not None:
+            _refuse(sock, reason)
+            num_clients -= 1
+
+
+def _refuse(client: socket.socket, reason: str) -> None:
+    with client, contextlib.suppress(OSError):
+        client.sendall(_REFUSED + reason.encode(errors="replace"))
 
 
 def _close(*descriptors: int) -> None:

@@ -16,6 +16,7 @@ _LIMITS = tuple(
     if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
 )
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+_FIRST_LINES_BYTES = 512
 # Of /proc/PID/status: what else fork() would take from another process than the launcher.
 _SAME_IN_STATUS = ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp")
 
@@ -41,7 +42,7 @@ class Launched:
     cgroup: str
     """Its line of each hierarchy."""
     domain: Mapping[str, str]
-    """Its namespaces, user, groups and privileges, by what they are called."""
+    """Its namespaces, user, groups, privileges and memory policy, by what they are called."""
 
 
 def read_launched(pid: int) -> Launched:
@@ -59,6 +60,7 @@ def read_launched(pid: int) -> Launched:
     variables = (word.partition("=") for word in _words((proc / "environ").read_bytes()))
     domain = {f"{name} namespace": os.readlink(proc / "ns" / name) for name in _namespaces(proc)}
     domain |= {name: status[name] for name in _SAME_IN_STATUS if name in status}
+    domain |= _memory_policy(proc)
     return Launched(
         pid=pid,
         argv=tuple(_words((proc / "cmdline").read_bytes())),
@@ -138,6 +140,18 @@ def _set_limit(number: int, value: tuple[int, int]) -> None:
 def _namespaces(proc: Path) -> list[str]:
     # A kernel may be built without some.
     return [name for name in _NAMESPACES if os.path.lexists(proc / "ns" / name)]
+
+
+def _memory_policy(proc: Path) -> dict[str, str]:
+    """Return what ``srun --mem-bind`` and ``numactl`` set, which nothing else shows."""
+    try:
+        # The first mapping has none of its own. Of a large process all would take a while.
+        with open(proc / "numa_maps", "rb", buffering=0) as file:
+            words = file.read(_FIRST_LINES_BYTES).split()
+    except OSError:
+        # A kernel without NUMA has none.
+        return {}
+    return {"memory policy": os.fsdecode(words[1])} if len(words) > 1 else {}
 
 
 def _fields(status: str) -> dict[str, str]:

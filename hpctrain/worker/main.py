@@ -64,6 +64,7 @@ class Rank:
             pid=os.getpid(),
             hostname=socket.gethostname(),
             launched_as=environ.launched_rank(),
+            not_forked=environ.take_not_forked(),
         )
         by_hydra = environ.is_launched_by_hydra()
         world, comm = join_world(attempt=self._attempt, fewest=size, most=size)

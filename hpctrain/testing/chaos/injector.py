@@ -23,7 +23,7 @@ from typing import Any
 ANNOUNCE = "announce"
 """Act of a fault that the harness brings about while the process waits."""
 FORKED = "forked"
-"""Folder of the trial with the role of each process that was forked, by its pid."""
+"""Folder of the trial with the role of each process that was forked, by its `process_name`."""
 _ANNOUNCE_PATIENCE_S = 60.0
 _POLL_S = 0.01
 # Each launcher has its own; srun with PMI2 sets two of them, to the same number.
@@ -65,6 +65,19 @@ def trial_prefix(run_dir: str = "") -> str:
     """
     sweep, name = os.path.split(run_dir)
     return f"{name}/" if os.path.basename(os.path.dirname(sweep)) == "storage" else ""
+
+
+def process_name(proc: str) -> str:
+    """Return what names a process on this machine and on its virtual node. Not collective.
+
+    Parameters
+    ----------
+    proc
+        Its folder in ``/proc``.
+    """
+    with open(f"{proc}/status", encoding="utf-8", errors="replace") as file:
+        own = next((line.split()[-1] for line in file if line.startswith("NSpid:")), "")
+    return f"{os.readlink(f'{proc}/ns/pid')}-{own}"
 
 
 class Injector:
@@ -124,7 +137,8 @@ class Injector:
         # The kernel shows the environment of the server, where the rank is not in.
         forked = os.path.join(self._trial, FORKED)
         os.makedirs(forked, exist_ok=True)
-        with open(os.path.join(forked, str(self._pid)), "w", encoding="utf-8") as file:
+        name = process_name("/proc/self")
+        with open(os.path.join(forked, name), "w", encoding="utf-8") as file:
             file.write(self.role)
         self.begin()
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.testing.chaos.injector import FORKED, role_of, trial_prefix
+from hpctrain.testing.chaos.injector import FORKED, process_name, role_of, trial_prefix
 
 _POLL_S = 0.02
 
@@ -60,7 +60,7 @@ def find_processes(trial: Path, *, script: str, local: bool) -> list[TrialProces
         pairs = (os.fsdecode(line).partition("=") for line in environ.split(b"\0"))
         role = role_of(argv, {name: value for name, _, value in pairs}, script)
         if role == "other" and "hpctrain.worker.main" in argv[1:4]:
-            role = _forked_role(trial, entry.name)
+            role = _forked_role(trial, entry.path)
         # A zombie (Z) is dead.
         if argv and stat[0] not in "ZX":
             found[int(entry.name)] = (role, " ".join(argv).strip(), int(stat[1]))
@@ -80,9 +80,9 @@ def await_end(trial: Path, *, script: str, timeout_s: float) -> list[TrialProces
     return []
 
 
-def _forked_role(trial: Path, pid: str) -> str:
+def _forked_role(trial: Path, proc: str) -> str:
     try:
-        return (trial / FORKED / pid).read_text(encoding="utf-8") or "other"
+        return (trial / FORKED / process_name(proc)).read_text(encoding="utf-8") or "other"
     except OSError:
         return "other"
 

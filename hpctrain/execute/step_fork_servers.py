@@ -1,0 +1,95 @@
+"""`StepForkServers`: on each node of a step of Slurm, one process that imports for all ranks.
+
+Other than on one machine (`hpctrain.execute.fork_server`), the executor starts none: a step has a
+cgroup, with limits, devices and accounting, which a process of another step cannot enter and a fork
+of it would escape. The first rank of each node starts the server, inside the step, and it ends with
+the step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpctrain import timeouts
+from hpctrain.control.local_socket import new_socket_name
+from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.worker import fork_client
+from hpctrain.worker.forked import explain_binding
+
+
+class StepForkServers:
+    """What lets the ranks of steps be forked.
+
+    Parameters
+    ----------
+    modules
+        What a server imports.
+    own_places
+        Directories of the user's modules.
+    """
+
+    def __init__(self, modules: Sequence[str], *, own_places: Sequence[str]) -> None:
+        asked = {"modules": [*modules], "own_places": [*own_places]}
+        self._asked = json.dumps(asked, separators=(",", ":"))
+        self._reasons: list[str] = []
+
+    def start(self) -> None:
+        """Do nothing: each step starts its own."""
+
+    def tries(self, launcher: StepLauncher) -> bool:
+        """Return whether ranks of a launcher are forked.
+
+        mpiexec of Open MPI, and the PMI of Cray, are not tried.
+        """
+        pmi = launcher.pmi or ""
+        return launcher.kind == "hydra" or pmi == "pmi2" or pmi.startswith("pmix")
+
+    def command(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """Return what a launcher is to start for the command of a rank.
+
+        Parameters
+        ----------
+        command
+            Of an ordinary rank.
+        environment
+            Of the launcher.
+        """
+        # As a rule each rank has CPUs of its own.
+        if reason := explain_binding(environment):
+            self.note([reason])
+            return [*command]
+        return client_argv(new_socket_name(), command, asked=self._asked)
+
+    def note(self, reasons: Iterable[str]) -> None:
+        """Take why ranks were not forked, as they have sent it."""
+        self._reasons += reasons
+
+    def take_reasons(self) -> list[str]:
+        """Return why ranks were not forked, as far as that was not returned before."""
+        reasons, self._reasons = self._reasons, []
+        return list(dict.fromkeys(reasons))
+
+    def await_idle(self) -> bool:
+        """Return that no forked rank is left: they end with their step."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing: each server ends with its step."""
+
+
+def client_argv(name: str, command: Sequence[str], *, asked: str = "") -> list[str]:
+    """Return the command of a fork client. Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the server's socket.
+    command
+        Of an ordinary rank.
+    asked
+        What the server of a step is to import; empty where the server is there.
+    """
+    limits = (f"{timeouts.FORK_SERVER_S:g}", f"{timeouts.FORK_CLIENTS_S:g}")
+    return [sys.executable, "-I", "-S", fork_client.__file__, name, *limits, asked, *command]

@@ -1,0 +1,277 @@
+"""Ranks of a step of Slurm that are forked from one process on each node, inside the step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.testing.pytest_plugin import require_components
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode, memory_cgroups
+from tests.waiting import wait_until
+
+# Starts of ranks on two nodes, on a machine that is busy.
+pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.timeout(240)]
+TIMEOUT_S = 180
+
+TRAINS = """
+import json, os, sys
+from hpctrain import RunConfig, ScalingConfig, SlurmConfig
+from hpctrain.torch import TorchTrainer
+
+def train():
+    import torch
+    from torch import distributed, nn
+    import hpctrain, hpctrain.torch
+
+    torch.manual_seed(3)
+    model = hpctrain.torch.prepare_model(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(hpctrain.get_context().get_world_rank())
+    losses = []
+    for _ in range(5):
+        loss = model(torch.randn(64, 32)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    with open(f"/proc/{os.getppid()}/cmdline") as file:
+        is_forked = "hpctrain.worker.fork_server" in file.read()
+    context = hpctrain.get_context()
+    place = [context.get_node_rank(), context.get_local_rank()]
+    left = [name for name in os.environ if name.startswith(("PMI", "HPCTRAIN_NOT"))]
+    mine = {"losses": losses, "threads": torch.get_num_threads(), "place": place, "left": left}
+    everybody = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everybody, [mine, [is_forked, place[0], os.getppid()]])
+    return everybody
+
+storage, answers = sys.argv[1], {}
+for name, (wanted, mpi) in json.loads(sys.argv[2]).items():
+    os.environ["HPCTRAIN_FORK_SERVER"] = wanted
+    answers[name] = TorchTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=4, slurm=SlurmConfig(mpi=mpi)),
+        run_config=RunConfig(storage_path=storage, name=name, verbose=0),
+    ).fit().return_value
+with open(f"{storage}/answers.json", "w") as file:
+    json.dump(answers, file)
+"""
+
+
+def _reasons(run: Path) -> list[str]:
+    events = read_events(RunPaths(run))
+    return [event["reason"] for event in events if event["event"] == "not-forked"]
+
+
+def test_forked_ranks_of_a_step_compute_the_same_to_the_last_bit(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    runs = {"plain": ("0", "auto"), "srun": ("1", "auto"), "hydra": ("1", "wheel")}
+    done = subprocess.run(
+        [
+            *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"),
+            *(sys.executable, str(script), str(tmp_path), json.dumps(runs)),
+        ],
+        env={**os.environ, **virtual_slurm.environ},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    plain = [rank for rank, _ in answers["plain"]]
+    assert [rank["place"] for rank in plain] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert [rank["left"] for rank in plain] == [[]] * 4
+    for name, (wanted, _) in runs.items():
+        assert [rank for rank, _ in answers[name]] == plain, name
+        made_by = [made for _, made in answers[name]]
+        assert [is_forked for is_forked, *_ in made_by] == [wanted == "1"] * 4, name
+        if wanted == "1":
+            assert len({(node, server) for _, node, server in made_by}) == 2, name
+        assert _reasons(tmp_path / name) == []
+
+
+# Without torch, whose import is not what this is about.
+WAITS = """
+    import json, os, sys, time
+    from pathlib import Path
+    from hpctrain import (
+        BackendConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig,
+    )
+
+    class Config(BackendConfig):
+        preload = ("hpctrain.worker.main", "numpy")
+
+    def train(config):
+        import os, signal
+        import hpctrain, hpctrain.collective
+        here, context = Path(config["here"]), hpctrain.get_context()
+        rank, attempt = context.get_world_rank(), context.world.attempt
+        with open(f"/proc/{os.getppid()}/cmdline") as file:
+            parent = file.read().replace(chr(0), " ")
+        step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+        mine = {"parent": parent, "step": step}
+        (here / f"new-{attempt}-{rank}").write_text(json.dumps(mine))
+        (here / f"new-{attempt}-{rank}").rename(here / f"here-{attempt}-{rank}")
+        hpctrain.collective.barrier()
+        if attempt == 1 and config["dies"] == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while attempt == 1 and not (here / "go").exists():
+            time.sleep(0.02)
+        return attempt
+
+    print(DataParallelTrainer(
+        train,
+        train_loop_config={"here": sys.argv[1], "dies": int(sys.argv[2])},
+        backend_config=Config(),
+        scaling_config=ScalingConfig(num_workers=4),
+        run_config=RunConfig(
+            name="run", storage_path=sys.argv[1], verbose=0,
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    ).fit().return_value)
+"""
+
+
+class Job:
+    """A run of four ranks on two nodes of an allocation."""
+
+    def __init__(
+        self, folder: Path, cluster: VirtualCluster, *, dies: int = -1, **variables: str
+    ) -> None:
+        path = folder / "wait.py"
+        path.write_text(textwrap.dedent(WAITS), encoding="utf-8")
+        self._folder = folder
+        # By it all of its processes are found, on the nodes too.
+        self._mark = f"FORKED_IN_STEPS_TEST={folder}"
+        self.environ = {**os.environ, **cluster.environ, **variables}
+        self.environ["FORKED_IN_STEPS_TEST"] = str(folder)
+        self.process = subprocess.Popen(
+            [
+                *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"),
+                *(sys.executable, str(path), str(folder), str(dies)),
+            ],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def ranks(self, attempt: int) -> list[dict[str, Any]]:
+        """Return what each rank of an attempt has found."""
+        files = [self._folder / f"here-{attempt}-{rank}" for rank in range(4)]
+        wait_until(lambda: all(f.exists() for f in files), process=self.process, timeout_s=120)
+        return [json.loads(file.read_text()) for file in files]
+
+    def left(self, *words: str) -> list[int]:
+        """Return its processes that are alive and have a word in their command."""
+        found = []
+        for proc in Path("/proc").iterdir():
+            try:
+                if self._mark not in (proc / "environ").read_text(errors="replace"):
+                    continue
+                argv = (proc / "cmdline").read_text().split("\0")
+                is_alive = (proc / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            except (OSError, ValueError):
+                continue
+            is_of_slurm = argv[0] in ("srun", "salloc")
+            if is_alive and any(word in argv for word in words) and not is_of_slurm:
+                found.append(int(proc.name))
+        return found
+
+    def end(self) -> str:
+        """Return what it has printed, once it has ended."""
+        printed, _ = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, printed
+        return printed
+
+
+# A client has the command of its rank, too.
+OF_STEP = ("hpctrain.worker.main", "hpctrain.worker.fork_server")
+
+
+def test_ranks_are_forked_again_in_the_step_of_a_restart(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, virtual_slurm, dies=1)
+    first, second = job.ranks(1), job.ranks(2)
+    assert job.end().split()[-1] == "2"
+    for rank in (*first, *second):
+        assert "hpctrain.worker.fork_server" in rank["parent"]
+    assert {rank["step"] for rank in first} != {rank["step"] for rank in second}
+    events = read_events(RunPaths(tmp_path / "run"))
+    (restart,) = [event for event in events if event["event"] == "restart"]
+    assert "rank 1" in restart["what"]
+    assert "killed (SIGKILL)" in restart["what"]
+    assert _reasons(tmp_path / "run") == []
+    wait_until(lambda: not job.left(*OF_STEP), "processes of a step are left")
+
+
+def test_the_end_of_a_step_is_that_of_its_forked_ranks(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, virtual_slurm)
+    (step,) = {rank["step"] for rank in job.ranks(1)}
+    # Four ranks, their clients, and two servers.
+    assert len(job.left(*OF_STEP)) == 10
+    (executor,) = job.left(str(tmp_path / "wait.py"))
+    # Neither the executor nor an agent ends them.
+    os.kill(executor, signal.SIGSTOP)
+    try:
+        subprocess.run(["scancel", step], env=job.environ, check=True, timeout=60)
+        wait_until(lambda: not job.left(*OF_STEP), lambda: f"left: {job.left(*OF_STEP)}")
+    finally:
+        os.kill(executor, signal.SIGCONT)
+    assert "hpctrain.worker.fork_server" in job.ranks(2)[0]["parent"]
+    assert job.end().split()[-1] == "2"
+
+
+def test_why_a_server_of_a_step_does_not_serve_reaches_the_ledger_once(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").touch()
+    (tmp_path / "go").touch()
+    paths = filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])
+    job = Job(tmp_path, virtual_slurm, PYTHONPATH=os.pathsep.join(paths))
+    for rank in job.ranks(1):
+        assert "hpctrain.worker.fork_server" not in rank["parent"]
+    job.end()
+    (reason,) = _reasons(tmp_path / "run")
+    assert f"{tmp_path}/sitecustomize.py runs at the start of each interpreter" in reason
+
+
+@pytest.fixture(scope="module")
+def limited_slurm() -> Iterator[VirtualCluster]:
+    """Provide a cluster that gives each task a cgroup of its own."""
+    spec = ClusterSpec(num_nodes=2, gpus_per_node=0, memory_limits=True)
+    require_components(spec)
+    if best_mode() != "namespaces" or not memory_cgroups.is_mounted():
+        pytest.skip("jobs with limits need namespaces, and cgroup v1's memory hierarchy")
+    state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
+    with VirtualCluster.start(spec, state_dir=state_dir) as cluster:
+        yield cluster
+
+
+def test_tasks_with_cgroups_of_their_own_import_for_themselves_and_say_why(
+    limited_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "go").touch()
+    job = Job(tmp_path, limited_slurm)
+    for rank in job.ranks(1):
+        assert "hpctrain.worker.fork_server" not in rank["parent"]
+    job.end()
+    (reason,) = _reasons(tmp_path / "run")
+    assert "a cgroup of their own, whose limits a fork would escape" in reason
