@@ -16,6 +16,7 @@ from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.own_files import open_log
 from hpctrain.own_time import Deadline
+from hpctrain.rundir.files import may_pass
 
 _LOOK_INTERVAL_S = 0.02
 _LOOK_ONLY = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -75,7 +76,11 @@ class StepProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise LaunchError(f"cannot start {self.argv[0]}: {error.strerror}.") from error
+            # Of the log: full for a moment, or away.
+            named = f" ({error.filename})" if error.filename else ""
+            raise LaunchError(
+                f"cannot start {self.argv[0]}: {error.strerror}{named}.", transient=may_pass(error)
+            ) from error
         self.pidfd = _open_pidfd(self._process.pid)
 
     @property

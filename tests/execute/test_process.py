@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.errors import LaunchError
 from hpctrain.execute import process
 from hpctrain.execute.process import StepProcess, process_start_time
 from tests.waiting import wait_until
@@ -75,3 +77,18 @@ def test_a_thread_can_look_while_another_one_kills(tmp_path: Path) -> None:
     while killer.is_alive():
         assert started.returncode() in (None, 3)
     assert started.returncode() == 3
+
+
+@pytest.mark.parametrize(("number", "is_passing"), [(errno.EIO, True), (errno.ELOOP, False)])
+def test_a_log_that_cannot_be_written_just_now_may_be_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_passing: bool
+) -> None:
+    """Then the ranks are started again, and no run fails for a moment of its filesystem."""
+
+    def fail(path: Path) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(process, "open_log", fail)
+    with pytest.raises(LaunchError, match=rf"cannot start true: .* \({tmp_path}/log\)") as raised:
+        StepProcess(["true"], environment={}, log=tmp_path / "log")
+    assert raised.value.transient is is_passing
