@@ -12,6 +12,7 @@ import pytest
 
 from hpctrain.testing.chaos.sweep_kinds import SWEEP_KINDS
 from hpctrain.testing.chaos.sweep_suite import begin_suite
+from hpctrain.testing.slurm import VirtualCluster
 
 MODEL = Path(__file__).parents[1] / "chaos" / "sweep_model.py"
 SEED = 7
@@ -31,6 +32,32 @@ pytestmark = pytest.mark.mpi
 )
 def test_a_sweep_survives(scheduler: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
     experiment = begin_suite(tmp_path, model=MODEL, scheduler=scheduler, num_trials=4)
+    chance = random.Random(f"{SEED} {kinds}")
+    trace = experiment.undisturbed.trace
+    verdict = experiment.disturb([SWEEP_KINDS[kind].draw(trace, chance) for kind in kinds])
+    assert verdict.passed, verdict.explain()
+    assert any(verdict.result.came_about), verdict.explain()
+
+
+@pytest.mark.long
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("scheduler", "kinds"),
+    [
+        ("fifo", ("kill-tuner", "power-off")),
+        ("asha", ("kill-all",)),
+        ("pbt", ("kill-tuner",)),
+    ],
+    ids=["fifo", "asha", "pbt"],
+)
+def test_a_sweep_in_an_allocation_survives(
+    virtual_slurm: VirtualCluster, scheduler: str, kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    if virtual_slurm.spec.mode != "namespaces":
+        pytest.skip("nodes have no power of their own")
+    experiment = begin_suite(
+        tmp_path, model=MODEL, scheduler=scheduler, num_trials=4, cluster=virtual_slurm
+    )
     chance = random.Random(f"{SEED} {kinds}")
     trace = experiment.undisturbed.trace
     verdict = experiment.disturb([SWEEP_KINDS[kind].draw(trace, chance) for kind in kinds])
