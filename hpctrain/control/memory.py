@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Any
 
+from hpctrain.control.cgroups import find_cgroup, read_text
 from hpctrain.control.local_socket import peer_pid
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -56,32 +57,17 @@ class MemoryCgroup:
         proc
             Where the proc file system is.
         """
-        groups = _read(f"{proc}/{pid}/cgroup").splitlines()
-        version, path = 0, ""
-        for group in groups:
-            # "4:memory:/job_7/step_0" is version 1, "0::/job_7/step_0" version 2. Where both are
-            # mounted, memory is counted by one of them alone.
-            _, controllers, place = group.split(":", 2)
-            if "memory" in controllers.split(","):
-                version, path = 1, place
-            elif not controllers and version == 0:
-                version, path = 2, place
-        kind, option = ("cgroup", "memory") if version == 1 else ("cgroup2", "")
-        # The last mount of a place hides the ones before.
-        for mount in reversed(_read(f"{proc}/self/mountinfo").splitlines() if version else []):
-            before, _, after = mount.partition(" - ")
-            root, top = before.split()[3:5]
-            if after.split()[0] == kind and option in ["", *after.split()[2].split(",")]:
-                chain = _chain(top, path, root)
-                return cls(chain, version=version) if chain else None
-        return None
+        found = find_cgroup(pid, "memory", proc=proc)
+        if found is None or not found.directories:
+            return None
+        return cls(found.directories, version=found.version)
 
     def kills(self, directory: str) -> int | None:
         """Return how many processes the kernel killed in a group; None where it is not counted.
 
         Version 2 counts those of the groups inside as well, version 1 does not.
         """
-        for line in _read(f"{directory}/{self._events}").splitlines():
+        for line in read_text(f"{directory}/{self._events}").splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
                 return int(count)
@@ -94,7 +80,7 @@ class MemoryCgroup:
         """
         lowest = None
         for directory in self.directories:
-            text = _read(f"{directory}/{self._limit}").strip()
+            text = read_text(f"{directory}/{self._limit}").strip()
             limit = int(text) if text.isdigit() else _NO_LIMIT
             if limit < _NO_LIMIT and (lowest is None or limit <= lowest[1]):
                 lowest = directory, limit
@@ -105,10 +91,12 @@ class MemoryCgroup:
 
         What the page cache holds counts as free.
         """
-        limit, usage = (_read(f"{directory}/{name}").strip() for name in (self._limit, self._usage))
+        limit, usage = (
+            read_text(f"{directory}/{name}").strip() for name in (self._limit, self._usage)
+        )
         if not limit.isdigit() or int(limit) >= _NO_LIMIT or not usage.isdigit():
             return None
-        lines = _read(f"{directory}/memory.stat").splitlines()
+        lines = read_text(f"{directory}/memory.stat").splitlines()
         counts = {name: int(count) for name, count in map(str.split, lines)}
         # The cache includes tmpfs, which cannot be dropped.
         cached = counts.get(self._cache, 0) - counts.get(self._shmem, 0)
@@ -116,7 +104,7 @@ class MemoryCgroup:
 
     def peak(self, directory: str) -> int | None:
         """Return the most that a group ever used, in bytes; None where it is not counted."""
-        text = _read(f"{directory}/{self._peak}").strip()
+        text = read_text(f"{directory}/{self._peak}").strip()
         return int(text) if text.isdigit() else None
 
 
@@ -125,7 +113,7 @@ def free_bytes() -> int:
 
     Not collective. What the page cache holds counts as free.
     """
-    lines = _read("/proc/meminfo").splitlines()
+    lines = read_text("/proc/meminfo").splitlines()
     (available,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     group = MemoryCgroup.of(os.getpid())
     rooms = [] if group is None else [group.room(directory) for directory in group.directories]
@@ -187,7 +175,7 @@ class MemoryWatch:
         self._sampled_at = now
         for watched in self._watched.values():
             # man 5 proc: pages in all, pages that are resident. All zero once it is ending.
-            sizes = _read(f"/proc/{watched.pid}/statm").split()
+            sizes = read_text(f"/proc/{watched.pid}/statm").split()
             if len(sizes) > 1 and int(sizes[1]):
                 watched.resident, watched.seen_at = int(sizes[1]) * _PAGE_BYTES, now
 
@@ -223,21 +211,3 @@ class MemoryWatch:
             if group.version == 1:
                 return None
         return None
-
-
-def _chain(top: str, path: str, root: str) -> list[str]:
-    """Return the directories of a group and of those around it, up to the mount."""
-    # In a container the mount may show only what is below `root`, and the process be elsewhere.
-    inside = os.path.relpath(path, root)
-    if path.startswith("/..") or inside.startswith(".."):
-        return []
-    parts = [] if inside == "." else inside.split("/")
-    return ["/".join([top, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+from hpctrain.control.cgroups import read_text
 from hpctrain.control.memory import MemoryCgroup, MemoryWatch
 from hpctrain.control.nvml import GpuMeter
 
@@ -13,6 +14,7 @@ from hpctrain.control.nvml import GpuMeter
 _INTERVAL_S = 1.0
 _MIB = 2**20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_TOTAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class NodeMeter:
@@ -91,14 +93,14 @@ class NodeMeter:
     def _cpu_seconds(self) -> float | None:
         """Return the seconds of CPU that were used so far; None if that is not known."""
         if self._job:
-            for line in _read(f"{self._job}/cpu.stat").splitlines():
+            for line in read_text(f"{self._job}/cpu.stat").splitlines():
                 name, _, value = line.partition(" ")
                 if name == "usage_usec":
                     return int(value) / 1e6
         ticks = 0
         for pid in self._pids:
             # man 5 proc: utime and stime, the fields 14 and 15; the name may have blanks.
-            fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
             if len(fields) < 13:
                 return None
             ticks += int(fields[11]) + int(fields[12])
@@ -112,14 +114,3 @@ class NodeMeter:
             if room is not None:
                 return limit - room, limit
         return self._watch.resident_bytes, _TOTAL_BYTES
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-_TOTAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

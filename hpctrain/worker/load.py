@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
+
+from hpctrain.control.cgroups import find_cgroup, read_text
 
 _LEAST_SHARE = 0.05
 _LEAST_PRESSURE = 0.1
@@ -125,22 +126,22 @@ def measure_load(*, root: str = "/", pid: int | None = None) -> Counters:
     """
     pid = os.getpid() if pid is None else pid
     seconds: dict[str, float] = {}
-    with suppress(OSError, ValueError, IndexError):
+    with suppress(ValueError, IndexError):
         # man 5 proc_stat: user, nice, system, idle, iowait, irq, softirq, steal, in clock ticks.
-        fields = _read(f"{root}proc/stat").splitlines()[0].split()
+        fields = read_text(f"{root}proc/stat").splitlines()[0].split()
         num_cpus = os.cpu_count() or 1
         seconds["steal"] = int(fields[8]) / os.sysconf("SC_CLK_TCK") / num_cpus
     for name, kind in (("memory", "full"), ("io", "some")):
-        with suppress(OSError, ValueError, IndexError):
-            seconds[name] = _pressure(_read(f"{root}proc/pressure/{name}"), kind)
+        with suppress(ValueError, IndexError):
+            seconds[name] = _pressure(read_text(f"{root}proc/pressure/{name}"), kind)
     throttled = [s for d in _cpu_groups(root, pid) if (s := _throttled(d)) is not None]
     if throttled:
         # Of the groups around it, one that throttles is enough.
         seconds["throttled"] = sum(throttled)
     for path in glob.glob(f"{root}proc/{pid}/task/*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(ValueError, IndexError):
             # Documentation/scheduler/sched-stats.rst: on a CPU, waiting for one, in nanoseconds.
-            seconds[f"task {path.split('/')[-2]}"] = int(_read(path).split()[1]) / 1e9
+            seconds[f"task {path.split('/')[-2]}"] = int(read_text(path).split()[1]) / 1e9
     return Counters(at=time.monotonic(), seconds=seconds, clock=_clock(root, _cpus(pid)))
 
 
@@ -158,8 +159,8 @@ def _pressure(text: str, kind: str) -> float:
 
 
 def _throttled(directory: str) -> float | None:
-    with suppress(OSError, ValueError):
-        for line in _read(f"{directory}/cpu.stat").splitlines():
+    with suppress(ValueError):
+        for line in read_text(f"{directory}/cpu.stat").splitlines():
             name, _, value = line.partition(" ")
             # Of version 2 in microseconds, of version 1 in nanoseconds.
             if name in ("throttled_usec", "throttled_time"):
@@ -169,46 +170,19 @@ def _throttled(directory: str) -> float | None:
 
 def _cpu_groups(root: str, pid: int) -> list[str]:
     """Return the CPU cgroup of a process and those around it, as far as they are mounted here."""
-    with suppress(OSError, ValueError, IndexError):
-        groups = _read(f"{root}proc/{pid}/cgroup").splitlines()
-        version, place = 0, ""
-        for group in groups:
-            # "1:cpu,cpuacct:/job_7" is version 1, "0::/job_7" version 2: one of them counts it.
-            _, controllers, path = group.split(":", 2)
-            if "cpu" in controllers.split(","):
-                version, place = 1, path
-            elif not controllers and version == 0:
-                version, place = 2, path
-        kind, option = ("cgroup", "cpu") if version == 1 else ("cgroup2", "")
-        # The last mount of a place hides the ones before.
-        for mount in reversed(_read(f"{root}proc/self/mountinfo").splitlines()):
-            before, _, after = mount.partition(" - ")
-            fields = after.split()
-            if version and fields[0] == kind and option in ("", *fields[2].split(",")):
-                top_inside, top = before.split()[3:5]
-                return _chain(f"{root}{top.lstrip('/')}", place, top_inside)
+    with suppress(ValueError, IndexError):
+        if (found := find_cgroup(pid, "cpu", proc=f"{root}proc")) is not None:
+            # In a container its own group may be hidden, but not the one that is mounted.
+            return [f"{root}{d.lstrip('/')}" for d in found.directories or [found.mount]]
     return []
-
-
-def _chain(top: str, place: str, top_inside: str) -> list[str]:
-    inside = os.path.relpath(place, top_inside)
-    if inside.startswith(".."):
-        # In a container the mount may show only what is below, and the process be elsewhere.
-        return [top]
-    parts = [] if inside == "." else inside.split("/")
-    return ["/".join([top, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
 
 
 def _clock(root: str, cpus: Iterable[int]) -> float | None:
     shares = []
     for cpu in cpus:
         directory = f"{root}sys/devices/system/cpu/cpu{cpu}/cpufreq"
-        with suppress(OSError, ValueError, ZeroDivisionError):
-            now = int(_read(f"{directory}/scaling_cur_freq"))
-            shares.append(now / int(_read(f"{directory}/cpuinfo_max_freq")))
+        with suppress(ValueError, ZeroDivisionError):
+            now = int(read_text(f"{directory}/scaling_cur_freq"))
+            shares.append(now / int(read_text(f"{directory}/cpuinfo_max_freq")))
     # Of CPUs that are idle the clock says nothing: of those of a rank, one is busy.
     return max(shares, default=None)
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text(errors="replace")

@@ -1,0 +1,75 @@
+"""Where the kernel counts a process: its cgroup, and those around it, as they are mounted here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cgroup:
+    """The cgroup of a process in the hierarchy of one controller."""
+
+    version: int
+    """1 or 2."""
+    mount: str
+    """Where the hierarchy is mounted."""
+    directories: list[str]
+    """The group's own, then those around it, outermost last. Empty where it is not shown."""
+
+
+def find_cgroup(pid: int, controller: str, *, proc: str = "/proc") -> Cgroup | None:
+    """Return the group in which a controller counts a process; None where none is mounted.
+
+    Not collective.
+
+    Parameters
+    ----------
+    pid
+        The process.
+    controller
+        What is counted, such as ``memory`` or ``cpu``.
+    proc
+        Where the proc file system is.
+
+    Raises
+    ------
+    ValueError, IndexError
+        If a line is not as in ``man 7 cgroups`` and ``man 5 proc``.
+    """
+    version, path = 0, ""
+    for group in read_text(f"{proc}/{pid}/cgroup").splitlines():
+        # "4:memory:/job_7/step_0" is version 1, "0::/job_7/step_0" version 2. Where both are
+        # mounted, a controller is in one of them alone.
+        _, controllers, place = group.split(":", 2)
+        if controller in controllers.split(","):
+            version, path = 1, place
+        elif not controllers and version == 0:
+            version, path = 2, place
+    kind, option = ("cgroup", controller) if version == 1 else ("cgroup2", "")
+    # The last mount of a place hides the ones before.
+    for mount in reversed(read_text(f"{proc}/self/mountinfo").splitlines() if version else []):
+        before, _, after = mount.partition(" - ")
+        root, top = before.split()[3:5]
+        if after.split()[0] == kind and option in ["", *after.split()[2].split(",")]:
+            return Cgroup(version=version, mount=top, directories=_chain(top, path, root))
+    return None
+
+
+def _chain(top: str, path: str, root: str) -> list[str]:
+    """Return the directories of a group and of those around it, up to the mount."""
+    # In a container the mount may show only what is below `root`, and the process be elsewhere.
+    inside = os.path.relpath(path, root)
+    if path.startswith("/..") or inside.startswith(".."):
+        return []
+    parts = [] if inside == "." else inside.split("/")
+    return ["/".join([top, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+
+
+def read_text(path: str) -> str:
+    """Return what a file of the kernel holds; empty where it cannot be read. Not collective."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
