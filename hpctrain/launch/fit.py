@@ -22,9 +22,9 @@ from hpctrain.launch.request import (
     Submission,
     choose_launcher,
     make_plan,
-    make_spec,
     override_slurm,
 )
+from hpctrain.launch.run_spec import make_spec
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode

@@ -20,10 +20,10 @@ from hpctrain.launch.request import (
     Origin,
     Request,
     Submission,
-    fingerprint_of,
     make_plan,
     refuse_patterns,
 )
+from hpctrain.launch.run_spec import fingerprint_of
 from hpctrain.launch.stored import StoredRun
 from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.plan.launch_plan import LaunchPlan

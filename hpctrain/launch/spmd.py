@@ -25,7 +25,8 @@ from hpctrain.launch.begin import begin_or_find
 from hpctrain.launch.coordinator import Coordinator
 from hpctrain.launch.existing import Existing
 from hpctrain.launch.record import write_plan_and_spec
-from hpctrain.launch.request import Request, Submission, make_plan, make_spec
+from hpctrain.launch.request import Request, Submission, make_plan
+from hpctrain.launch.run_spec import make_spec
 from hpctrain.log import drain_output, log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.gpus import check_gpus_of_ranks

@@ -1,0 +1,197 @@
+"""The `RunSpec` of a request: what every rank runs, pickled, with the digests that identify it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain import environ
+from hpctrain.config import RunConfig
+from hpctrain.errors import ConfigError
+from hpctrain.launch.container import ranks_path
+from hpctrain.launch.digests import FILES, describe_values, digest_parts
+from hpctrain.launch.request import Request, refuse_patterns
+from hpctrain.log import log
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.modules import ModuleFiles, ModuleFinder
+from hpctrain.plan.sources import MOST_SOURCE_BYTES, pack_sources
+from hpctrain.plan.spec import (
+    LARGE_PICKLE_BYTES,
+    RankSettings,
+    RunSpec,
+    ValidationSpec,
+    explain_large_pickle,
+    make_fingerprint,
+    pack,
+)
+
+
+def make_spec(
+    request: Request,
+    plan: LaunchPlan,
+    *,
+    in_background: bool = False,
+    files: ModuleFiles | None = None,
+    stops_exactly: bool = False,
+) -> RunSpec:
+    """Return what every rank runs. Not collective.
+
+    Parameters
+    ----------
+    in_background
+        Whether the executor is to run in a process of its own where there is no job for it.
+    files
+        The user's modules as they were read for another run of the same code; None reads them now.
+    stops_exactly
+        Whether ``RunConfig(stop={...})`` ends the run with the report that meets it.
+
+    Raises
+    ------
+    ConfigError
+        If something of it cannot be pickled, or a `hpctrain.data.Dataset` in memory is large.
+    """
+    scaling, sync = request.scaling_config, request.run_config.sync_config
+    cwd = environ.working_directory()
+    if plan.launcher != "inline":
+        _refuse_large_datasets(request.worker_spec.datasets)
+    for callback in request.run_config.callbacks:
+        callback.on_submit(request.worker_spec.parameters)
+    worker = pack(request.worker_spec, what="the training function")
+    if warning := explain_large_pickle(request.worker_spec, worker):
+        log(f"warning: {warning}")
+    config_class = type(request.worker_spec.backend_config)
+    assert request.run_config.name is not None
+    spec = request.worker_spec
+    rest: dict[str, Any] = {
+        "run_config": request.run_config,
+        "num_workers": scaling.num_workers,
+        "resume_from": request.resume_from,
+    }
+    validation = _make_validation_spec(request, plan)
+    finder = ModuleFinder(files)
+    digests, modules = digest_parts(spec, worker, **rest, validation=validation, finder=finder)
+    executor = _pack_for_executor(request, plan, must=in_background)
+    return RunSpec(
+        trainer=request.trainer,
+        backend=f"{config_class.__module__}.{config_class.__qualname__}",
+        fingerprint=fingerprint_of(request, worker, digests),
+        digests=digests,
+        modules=modules,
+        values=describe_values(spec, **rest),
+        settings=RankSettings(
+            name=request.run_config.name,
+            cwd=cwd,
+            sys_path=ranks_path([str(Path(p).absolute()) for p in sys.path], plan.container),
+            cpus_per_worker=scaling.num_cpus_per_worker,
+            gpus_per_worker=scaling.num_gpus_per_worker,
+            commit_timeout_s=sync.sync_timeout,
+            scratch_dir=None if sync.scratch_dir is None else str(sync.scratch_dir),
+            sync_artifacts=sync.sync_artifacts,
+            max_writers=sync.max_writers,
+            max_bytes_per_s=sync.max_bytes_per_s,
+            in_container=plan.container is not None,
+            preload=_preload_of(request.worker_spec.backend_config),
+            stops_at=_goals_of(request.run_config) if stops_exactly else None,
+        ),
+        worker=worker,
+        executor=executor,
+        sources=_pack_sources(request.run_config, finder, executor),
+        validation=validation,
+    )
+
+
+def _goals_of(run_config: RunConfig) -> Mapping[str, float] | None:
+    return dict(run_config.stop) if isinstance(run_config.stop, Mapping) else None
+
+
+def _preload_of(backend_config: Any) -> tuple[str, ...]:
+    """Return the modules that a backend lets one process import for all ranks of a node."""
+    names = getattr(backend_config, "preload", ())
+    if not isinstance(names, (tuple, list)) or not all(map(_is_module_name, names)):
+        raise ConfigError(
+            f"{type(backend_config).__name__}.preload is {names!r}. Names of modules are needed, "
+            f"such as ('torch', 'torch.distributed')."
+        )
+    return tuple(names)
+
+
+def _is_module_name(name: object) -> bool:
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+
+
+def fingerprint_of(request: Request, worker: bytes, digests: Mapping[str, str]) -> str:
+    """Return the digest that identifies a request. Not collective.
+
+    Parameters
+    ----------
+    worker
+        What ranks open.
+    digests
+        Those of the parts, by name.
+    """
+    workers = request.scaling_config.num_workers
+    # The same as in runs of older versions: what else decides has digests of its own.
+    files = (digests[name].encode() for name in digests if name == FILES)
+    return make_fingerprint(request.trainer.encode(), str(workers).encode(), worker, *files)
+
+
+def _pack_sources(run_config: RunConfig, finder: ModuleFinder, executor: bytes) -> bytes:
+    """Return the user's modules as they are now, those of callbacks among them."""
+    if not run_config.snapshot:
+        return b""
+    finder.follow(executor)
+    packed = pack_sources(finder.sources) if finder.is_complete else b""
+    if finder.sources and not packed:
+        log(
+            f"note: your {len(finder.sources)} modules are too many, or larger than "
+            f"{MOST_SOURCE_BYTES // 2**20} MiB together, so the run does not keep them: restarts, "
+            f"and jobs that wait, import them as they are then."
+        )
+    return packed
+
+
+def _make_validation_spec(request: Request, plan: LaunchPlan) -> ValidationSpec | None:
+    config = request.validation_config
+    if config is None:
+        return None
+    from hpctrain.launch.validation_plan import plan_validation_job
+
+    job = plan_validation_job(config, request.scaling_config, plan, run_dir=request.paths.root)
+    if job is not None:
+        refuse_patterns(request.paths)
+    return ValidationSpec(
+        fn=pack(config.fn, what="the validation function"),
+        task_config=config.task_config,
+        use_gpu=config.use_gpu,
+        wait_timeout_s=config.wait_timeout_s,
+        slurm_config=config.slurm_config,
+        resources=config.resources,
+        max_jobs=config.max_jobs,
+        job=job,
+        container=plan.container,
+    )
+
+
+def _pack_for_executor(request: Request, plan: LaunchPlan, *, must: bool) -> bytes:
+    """Return what a job's executor opens, and ``restore()``; empty where only the latter could."""
+    content = request.run_config, plan, request.resume_from
+    try:
+        return pack(content, what="RunConfig (callbacks, stop)")
+    except ConfigError:
+        if must or plan.launcher == "slurm":
+            raise
+        # The executor is in this process, and needs no pickle.
+        return b""
+
+
+def _refuse_large_datasets(datasets: Mapping[str, Any]) -> None:
+    for name, dataset in datasets.items():
+        size = getattr(dataset, "memory_bytes", 0)
+        if size > LARGE_PICKLE_BYTES:
+            raise ConfigError(
+                f"dataset {name!r} has {size / 2**20:.0f} MiB in memory, and more than "
+                f"{LARGE_PICKLE_BYTES // 2**20} MiB are not sent to the ranks. Write it to a file "
+                f"that they see, with write_hdf5() or write_parquet(), and give what is read there."
+            )
