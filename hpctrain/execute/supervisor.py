@@ -133,13 +133,18 @@ def _run_executor(paths: RunPaths, spec_digest: str | None) -> int:
         for number in _SIGNALS:
             signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
         executor.run()
-    except HpctrainError as error:
+    except BaseException as error:
+        return report_end(error)
+    return 0
+
+
+def report_end(error: BaseException) -> int:
+    """Log what ended an executor; return the exit status of its process. Not collective."""
+    if isinstance(error, HpctrainError):
         log(str(error))
         return error.exit_code if isinstance(error, SupersededError) else 1
-    except BaseException as error:
-        log_traceback(error)
-        return 1
-    return 0
+    log_traceback(error)
+    return 1
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpctrain import environ
-from hpctrain.errors import ConfigError, HpctrainError, SupersededError
+from hpctrain.errors import ConfigError, SupersededError
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.stop_pipe import StopListener, StopPipe
-from hpctrain.execute.supervisor import stored_executor
+from hpctrain.execute.supervisor import report_end, stored_executor
 from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.here import warnings_of_slurm
 from hpctrain.launch.request import Submission
-from hpctrain.log import log, log_traceback
+from hpctrain.log import log
 from hpctrain.own_files import open_log
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.paths import RunPaths
@@ -159,12 +159,8 @@ def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = Fal
                 executor.recorder.stop_listener = StopListener(pipe)
             with warnings_of_slurm(executor):
                 executor.run()
-    except HpctrainError as error:
-        log(str(error))
-        return error.exit_code if isinstance(error, SupersededError) else 1
     except BaseException as error:
-        log_traceback(error)
-        return 1
+        return report_end(error)
     return 0
 
 
