@@ -16,6 +16,7 @@ from hpctrain.checks import (
 )
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import find_number
+from hpctrain.tune.metric import set_metric
 
 Decision = Literal["CONTINUE", "STOP", "PAUSE"]
 # Nothing would call them.
@@ -119,14 +120,7 @@ class TrialScheduler:
         ConfigError
             If one of them is missing, or given twice.
         """
-        for name, given in (("metric", metric), ("mode", mode)):
-            own = getattr(self, name)
-            if given is not None and own is not None and own != given:
-                raise ConfigError(
-                    f"{name} is {shown(own)} in {type(self).__name__}, and {shown(given)} in "
-                    f"TuneConfig. Leave one of them out."
-                )
-            setattr(self, name, own if own is not None else given)
+        set_metric(self, metric, mode)
         if self.needs_metric and (self.metric is None or self.mode is None):
             raise ConfigError(
                 f"{type(self).__name__} compares trials and needs a metric and a mode: "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
+from hpctrain.tune.metric import set_metric
 
 FINISHED = "FINISHED"
 
@@ -52,14 +52,7 @@ class Searcher:
         ConfigError
             If metric and mode are missing, or given twice.
         """
-        for name, given in (("metric", metric), ("mode", mode)):
-            own = getattr(self, name)
-            if given is not None and own is not None and own != given:
-                raise ConfigError(
-                    f"{name} is {shown(own)} in {type(self).__name__}, and {shown(given)} in "
-                    f"TuneConfig. Leave one of them out."
-                )
-            setattr(self, name, own if own is not None else given)
+        set_metric(self, metric, mode)
         if self.metric is None or self.mode not in ("min", "max"):
             raise ConfigError(
                 f"{type(self).__name__} needs a metric and a mode, 'min' or 'max': "

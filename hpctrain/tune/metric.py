@@ -1,0 +1,35 @@
+"""What a sweep optimizes: the metric, and whether large or small values of it are better."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hpctrain.checks import shown
+from hpctrain.errors import ConfigError
+
+
+class Comparing(Protocol):
+    """A scheduler or a search algorithm, which may have a metric and a mode of its own."""
+
+    metric: str | None
+    mode: str | None
+
+
+def set_metric(rule: Comparing, metric: str | None, mode: str | None) -> None:
+    """Give a rule the metric and the mode of the TuneConfig, where it has none of its own.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it has another one.
+    """
+    for name, given in (("metric", metric), ("mode", mode)):
+        own = getattr(rule, name)
+        if given is not None and own is not None and own != given:
+            raise ConfigError(
+                f"{name} is {shown(own)} in {type(rule).__name__}, and {shown(given)} in "
+                f"TuneConfig. Leave one of them out."
+            )
+        setattr(rule, name, own if own is not None else given)
