@@ -20,7 +20,7 @@ def attach(
 
     Ctrl-C detaches: the run continues.
     """
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.launch.follow import follow_to_end
 
     follow_to_end(find_run(run, storage), verbose=2 if all_ranks else 1)

@@ -26,7 +26,8 @@ def cancel(
     The same command resumes it. A pending job is cancelled.
     """
     from hpctrain.cli.exit_codes import say
-    from hpctrain.cli.run_view import find_run, view_run
+    from hpctrain.cli.run_view import view_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.launch.cancel import cancel_run
     from hpctrain.printable import show_controls
 

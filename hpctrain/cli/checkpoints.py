@@ -101,7 +101,7 @@ def checkpoints(
     """
     from hpctrain.cli.json_output import print_json
     from hpctrain.cli.list_runs import width_of_output
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
 
     paths = find_run(run, storage)
     views = list(_views(paths, verify=verify))

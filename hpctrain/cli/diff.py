@@ -26,7 +26,7 @@ def diff(
     json: JsonOption = False,
 ) -> None:
     """Show how two runs differ: configuration, code, versions and outcome."""
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.errors import ConfigError
     from hpctrain.launch.run_diff import compare_runs, compare_sources
     from hpctrain.printable import show_controls

@@ -90,7 +90,7 @@ def find_source(text: str, storage: Path) -> Checkpoint:
         If there is none.
     """
     from hpctrain.checkpoint import Checkpoint
-    from hpctrain.cli.run_view import find_run, is_run
+    from hpctrain.cli.stored_runs import find_run, is_run
     from hpctrain.rundir.paths import RunPaths
 
     path = Path(text)

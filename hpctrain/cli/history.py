@@ -31,7 +31,7 @@ def history(
 
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.json_output import print_json
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.rundir.ledger import read_events
     from hpctrain.rundir.status import explain_gap
 

@@ -48,7 +48,8 @@ def list_runs(
     from hpctrain.cli.closed_runs import say_closed
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.json_output import print_json
-    from hpctrain.cli.run_view import find_runs, view_runs
+    from hpctrain.cli.run_view import view_runs
+    from hpctrain.cli.stored_runs import find_runs
     from hpctrain.cli.sweep_rows import view_sweeps
     from hpctrain.errors import ConfigError
     from hpctrain.rundir.paths import RunPaths
@@ -97,7 +98,7 @@ def width_of_output() -> int | None:
 
 
 def _begun_at(view: RunView) -> float:
-    from hpctrain.cli.run_view import begun_at
+    from hpctrain.cli.stored_runs import begun_at
 
     return begun_at(view.path) if view.sweep is None else view.sweep.began_at
 

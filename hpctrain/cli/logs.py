@@ -48,7 +48,7 @@ def logs(
     job_log: JobLogOption = False,
 ) -> None:
     """Print the output of a rank, by default of rank 0."""
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
 
     paths = find_run(run, storage)
     print_logs(

@@ -17,7 +17,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
 
     Not collective.
     """
-    from hpctrain.cli.run_view import find_runs
+    from hpctrain.cli.stored_runs import find_runs
 
     storage = ctx.params.get("storage") or DEFAULT_STORAGE
     names = [path.name for path in find_runs(Path(storage))]

@@ -41,7 +41,7 @@ def profile(
     https://ui.perfetto.dev.
     """
     from hpctrain.cli.exit_codes import say
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.errors import LaunchError
     from hpctrain.launch.profile import profile_run
 

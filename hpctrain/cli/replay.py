@@ -73,7 +73,7 @@ def replay(
     from hpctrain import environ
     from hpctrain.cli.json_output import print_json, stdout_on_stderr
     from hpctrain.cli.list_runs import width_of_output
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.errors import HpctrainError
     from hpctrain.launch.fit import refuse_nested_fit
     from hpctrain.launch.replay import prepared_replay

@@ -57,7 +57,7 @@ def report(
     import time
 
     from hpctrain.cli.report_sweep import find_sweep, report_sweep
-    from hpctrain.cli.run_view import find_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.run_report.facts import read_facts
 
     if (sweep := find_sweep(run, storage)) is not None:

@@ -14,7 +14,7 @@ def find_sweep(run: Path, storage: Path) -> Path | None:
 
     Not collective.
     """
-    from hpctrain.cli.run_view import is_run
+    from hpctrain.cli.stored_runs import is_run
     from hpctrain.rundir.sweep import is_sweep
 
     for root in (run, storage / run):

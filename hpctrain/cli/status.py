@@ -19,7 +19,8 @@ def status(
 ) -> None:
     """Show the state of a run, and the next step."""
     from hpctrain.cli.json_output import print_json
-    from hpctrain.cli.run_view import find_run, view_run
+    from hpctrain.cli.run_view import view_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.rundir.live_reader import LiveReader, make_view
 
     paths = find_run(run, storage)
@@ -47,8 +48,8 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
     from hpctrain.cli.run_view import format_age
     from hpctrain.host_list import compress_hosts
     from hpctrain.printable import show_controls
-    from hpctrain.rundir.display import format_elapsed, format_metrics, one_line
-    from hpctrain.rundir.live_text import describe_begin, live_rows
+    from hpctrain.rundir.display import format_elapsed, one_line
+    from hpctrain.rundir.live_text import condition_rows, describe_begin, live_rows
 
     status = view.status
     # Once there are reports, the ranks are in their training function.
@@ -78,14 +79,7 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
         rows.append(("reports", f"{view.reports}{ago}"))
     if live_view is not None:
         rows += live_rows(live_view)
-    if status.last_restart:
-        rows.append(("restarted", status.last_restart))
-    if status.stalled:
-        rows.append(("stalled", status.stalled))
-    if status.slow:
-        rows.append(("slow", status.slow))
-    if view.metrics:
-        rows.append(("metrics", format_metrics(view.metrics, most=8)))
+    rows += condition_rows(status, view.metrics)
     if view.checkpoint is not None:
         rows.append(("checkpoint", str(view.checkpoint)))
     if begin := describe_begin(status):

@@ -41,7 +41,8 @@ def sync(
     from hpctrain.callbacks.sync import sync_run
     from hpctrain.cli.closed_runs import say_closed
     from hpctrain.cli.exit_codes import FAILED
-    from hpctrain.cli.run_view import find_run, find_runs, view_run
+    from hpctrain.cli.run_view import view_run
+    from hpctrain.cli.stored_runs import find_run, find_runs
     from hpctrain.errors import ConfigError
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import one_line

@@ -44,7 +44,7 @@ def top(
     import sys
 
     from hpctrain.cli.closed_runs import say_closed
-    from hpctrain.cli.run_view import find_run, find_runs
+    from hpctrain.cli.stored_runs import find_run, find_runs
     from hpctrain.cli.sweep_rows import with_sweeps
     from hpctrain.errors import ConfigError
     from hpctrain.launch.live_watch import RunsWatch

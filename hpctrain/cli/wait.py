@@ -24,7 +24,8 @@ def wait(
     """
     from hpctrain.cli.exit_codes import TIMED_OUT, exit_code, say
     from hpctrain.cli.json_output import print_json
-    from hpctrain.cli.run_view import find_run, view_run
+    from hpctrain.cli.run_view import view_run
+    from hpctrain.cli.stored_runs import find_run
     from hpctrain.launch.ending import EndWatch, await_ends
     from hpctrain.result import Result
 

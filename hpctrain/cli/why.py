@@ -150,7 +150,7 @@ def _with_slow_nodes(view: RunView | None) -> RunView | None:
 
 def _find_run(job: str, storage: Path) -> RunPaths | None:
     """Return the run that is meant; None if it is a job that is none of hpctrain's."""
-    from hpctrain.cli.run_view import find_run, is_run
+    from hpctrain.cli.stored_runs import find_run, is_run
 
     if _JOB_ID.fullmatch(job) and not is_run(Path(job)) and not is_run(storage / job):
         return None
@@ -182,7 +182,8 @@ def _cancel(view: RunView) -> str:
 
 def _run_of(script: str) -> RunView | None:
     """Return the run whose batch script a job runs; None if it is none of hpctrain's."""
-    from hpctrain.cli.run_view import is_run, view_run
+    from hpctrain.cli.run_view import view_run
+    from hpctrain.cli.stored_runs import is_run
     from hpctrain.rundir.paths import RunPaths
 
     for folder in list(Path(script).parents)[:3] if script else ():

@@ -251,13 +251,7 @@ def check_installed(target: Target) -> str:
     if target.mpi is not None:
         argv.append("mpi")
     try:
-        done = subprocess.run(
-            argv,
-            env=_clean_environment({}),
-            capture_output=True,
-            text=True,
-            timeout=timeouts.HOROVOD_CHECK_S,
-        )
+        done = _run(argv, timeout_s=timeouts.HOROVOD_CHECK_S)
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
             f"the Horovod that was installed does not start within "
@@ -315,18 +309,18 @@ def _clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def _output_of(argv: Sequence[str]) -> str:
     try:
-        done = subprocess.run(
-            argv,
-            env=_clean_environment({}),
-            capture_output=True,
-            text=True,
-            timeout=timeouts.HOROVOD_PROBE_S,
-        )
+        done = _run(argv, timeout_s=timeouts.HOROVOD_PROBE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{argv[0]} cannot be asked: {error}") from error
     if done.returncode:
         raise LaunchError(_last_lines(done.stderr) or f"{argv[0]} ended with {done.returncode}.")
     return done.stdout
+
+
+def _run(argv: Sequence[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, env=_clean_environment({}), capture_output=True, text=True, timeout=timeout_s
+    )
 
 
 def _pip(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.host_list import compress_hosts
@@ -111,6 +111,17 @@ def _is_silent(view: LiveView) -> bool:
     return view.now - view.reported_at > _SILENCE_S + 3 / view.speed.reports
 
 
+def condition_rows(status: RunStatus, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what has held a run up, and the newest metrics. Not collective."""
+    rows = [
+        ("restarted", status.last_restart),
+        ("stalled", status.stalled),
+        ("slow", status.slow),
+        ("metrics", format_metrics(metrics, most=8) if metrics else None),
+    ]
+    return [(key, value) for key, value in rows if value]
+
+
 def page_rows(view: LiveView) -> list[tuple[str, str]]:
     """Return all rows of the page of a run, above its curve. Not collective."""
     status = view.status
@@ -132,14 +143,7 @@ def page_rows(view: LiveView) -> list[tuple[str, str]]:
     rows += live_rows(view)
     if view.left_s is not None:
         rows.append(("time left", format_elapsed(view.left_s)))
-    if status.last_restart:
-        rows.append(("restarted", status.last_restart))
-    if status.stalled:
-        rows.append(("stalled", status.stalled))
-    if status.slow:
-        rows.append(("slow", status.slow))
-    if view.metrics:
-        rows.append(("metrics", format_metrics(view.metrics, most=8)))
+    rows += condition_rows(status, view.metrics)
     if started := describe_begin(status):
         rows.append((started, _ago(view, status.started_at)))
     if status.ended_at is not None:

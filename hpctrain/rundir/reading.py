@@ -121,17 +121,10 @@ def read_lines(path: Path, is_valid: Callable[[Any], bool]) -> list[dict[str, An
 def scan_lines(path: Path, is_valid: Callable[[Any], bool]) -> Lines:
     """Return what `read_lines` does, and what was left out. Not collective.
 
-    Parameters
-    ----------
-    is_valid
-        Whether a value is what a line of this file holds.
-
     Raises
     ------
-    OSError
-        If it cannot be read just now.
-    DamagedFileError
-        If it is not a regular file, or too large.
+    OSError, DamagedFileError
+        As `read_lines`.
     """
     try:
         content = read_content(path, most=_MOST_BYTES_OF_LINES)

@@ -68,16 +68,7 @@ def make_batch_script(
 def batch_setup(plan: LaunchPlan, paths: RunPaths, *, cwd: str) -> list[str]:
     """Return the shell lines of the batch script before the executor.
 
-    Not collective.
-
-    Parameters
-    ----------
-    plan
-        On what the run runs.
-    paths
-        The run directory.
-    cwd
-        The working directory of its processes.
+    Not collective. The arguments are those of `make_batch_script`.
     """
     return [
         # Without a trap the shell ends at the warning of a preemption or scancel, and Slurm kills

@@ -79,7 +79,7 @@ def test_a_run_that_this_user_may_not_see_is_not_said_to_be_none() -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from hpctrain.cli.run_view import find_run\n"
+        "from hpctrain.cli.stored_runs import find_run\n"
         "os.setgroups([])\nos.setresgid(12345, 12345, 12345)\nos.setresuid(12345, 12345, 12345)\n"
         "find_run(Path(sys.argv[1]), Path(sys.argv[2]))\n"
     )
