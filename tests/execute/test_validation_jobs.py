@@ -47,7 +47,13 @@ def train():
         hpctrain.report(metrics, checkpoint=mine, validation={validation})
     if {waits}:
         (HERE / "trained").touch()
-        wait_for("go", over=hpctrain.should_stop)
+        wait_for("go", over=is_stopped)
+
+def is_stopped():
+    # A run that is cancelled stops at a report.
+    if {reports}:
+        hpctrain.report({{"step": {steps}}})
+    return hpctrain.should_stop()
 
 {validate}
 
@@ -112,9 +118,15 @@ class Run:
         steps: int = 1,
         validation: Any = True,
         waits: bool = False,
+        reports: bool = False,
     ) -> None:
         text = SCRIPT.format(
-            validate=validate, config=config, steps=steps, validation=validation, waits=waits
+            validate=validate,
+            config=config,
+            steps=steps,
+            validation=validation,
+            waits=waits,
+            reports=reports,
         )
         (self.path / "script.py").write_text(text)
         self.again()
@@ -128,6 +140,14 @@ class Run:
         assert self.driver is not None
         assert self.driver.wait(TIMEOUT_S) == 0, self.logs()
         return Result.from_path(self.paths.root)
+
+    def stop_training(self) -> None:
+        """Stop the run where it waits after its last checkpoint; what validates goes on."""
+        self.await_that(lambda: (self.path / "trained").exists())
+        cancel = [sys.executable, "-m", "hpctrain.cli", "cancel", str(self.paths.root)]
+        subprocess.run(cancel, env=self.environment, check=True, timeout=60)
+        assert self.driver is not None
+        self.driver.wait(TIMEOUT_S)
 
     def allow(self, name: str) -> None:
         (self.path / name).touch()
@@ -322,13 +342,9 @@ def test_a_run_whose_job_is_queued_again_takes_its_validations_over(run: Run) ->
 
 
 def test_a_job_that_ended_while_no_executor_was_there_is_taken_in(run: Run) -> None:
-    run.start(waits=True)
+    run.start(waits=True, reports=True)
     (job_id,) = run.await_that(run.began)
-    run.await_that(lambda: (run.path / "trained").exists())
-    cancel = [sys.executable, "-m", "hpctrain.cli", "cancel", str(run.paths.root)]
-    subprocess.run(cancel, env=run.environment, check=True, timeout=60)
-    assert run.driver is not None
-    run.driver.wait(TIMEOUT_S)
+    run.stop_training()
     assert run.errors() == {}
     run.allow("validate")
     run.await_that(lambda: run.state(job_id) == "COMPLETED", may_fail=True)
@@ -340,13 +356,9 @@ def test_a_job_that_ended_while_no_executor_was_there_is_taken_in(run: Run) -> N
 
 def test_a_job_that_waits_is_submitted_again_by_a_fit_of_something_else(run: Run) -> None:
     slurm = "slurm_config=SlurmConfig(sbatch_args=['--begin=now+1hour'])"
-    run.start(config=f"ValidationConfig(fn=validate, {slurm})", waits=True)
+    run.start(config=f"ValidationConfig(fn=validate, {slurm})", waits=True, reports=True)
     (started,) = run.await_that(lambda: run.events("validation-started"))
-    run.await_that(lambda: (run.path / "trained").exists())
-    cancel = [sys.executable, "-m", "hpctrain.cli", "cancel", str(run.paths.root)]
-    subprocess.run(cancel, env=run.environment, check=True, timeout=60)
-    assert run.driver is not None
-    run.driver.wait(TIMEOUT_S)
+    run.stop_training()
     run.allow("go")
     run.allow("validate")
     # It would refuse what this fit() writes.
