@@ -170,6 +170,27 @@ def run_command(
     return Sample(wall_s, cpu_s)
 
 
+def output_of(
+    argv: Sequence[object], *, cwd: str | None = None, env: Mapping[str, str], timeout_s: float
+) -> str:
+    """Run a program that measures itself and return what it prints; raise if it fails."""
+    done = subprocess.run(
+        [str(word) for word in argv],
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if done.returncode != 0:
+        words = " ".join(map(str, argv))
+        raise SystemExit(
+            f"{words}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
+    return done.stdout
+
+
 def child_environment(tree: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment of what is measured: this `hpctrain`, on this machine."""
     path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))

@@ -16,7 +16,18 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from arms import PROGRAMS, Arm, Goal, Measured, Row, Sample, alternate, child_environment, mpiexec
+from arms import (
+    PROGRAMS,
+    Arm,
+    Goal,
+    Measured,
+    Row,
+    Sample,
+    alternate,
+    child_environment,
+    mpiexec,
+    output_of,
+)
 
 NUM_RANKS = 2
 THOUSANDS_OF_ROWS = 1000
@@ -44,19 +55,8 @@ def _measure(arguments: Namespace, library: str, thousands: int, rows: Path) -> 
                 environment = child_environment(
                     arguments.tree, {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
                 )
-                done = subprocess.run(
-                    [str(word) for word in (*argv, library, rows, f"{folder}/said.json")],
-                    cwd=folder,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    timeout=TIMEOUT_S,
-                )
-                if done.returncode != 0:
-                    raise SystemExit(
-                        f"{name}: status {done.returncode}:\n{done.stdout}{done.stderr}"
-                    )
+                words = (*argv, library, rows, f"{folder}/said.json")
+                output_of(words, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
                 said = json.loads(Path(folder, "said.json").read_text())
                 aucs[name] = said["auc"]
                 return Sample(said["wall_s"], said["cpu_s"])

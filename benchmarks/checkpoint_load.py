@@ -8,7 +8,6 @@ the cold resume stands ``bare``, which hashes and copies what it reads, and does
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, mpiexec
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, mpiexec, output_of
 from programs.commands import join_commands
 
 MIB = 1024
@@ -83,17 +82,10 @@ class _Bench:
 
     def _run(self, ranks: int, words: Sequence[str]) -> list[dict[str, Any]]:
         start = [] if ranks == 1 else [mpiexec(), "-n", str(ranks)]
-        done = subprocess.run(
-            [*start, sys.executable, PROGRAMS / "load_on_ranks.py", self._folder, *words],
-            env=child_environment(self._arguments.tree),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        if done.returncode != 0:
-            raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        argv = [*start, sys.executable, PROGRAMS / "load_on_ranks.py", self._folder, *words]
+        environment = child_environment(self._arguments.tree)
+        printed = output_of(argv, env=environment, timeout_s=TIMEOUT_S)
+        return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
     def _judge(self, row: _Row, lines: Sequence[dict[str, Any]]) -> Measured:
         samples: dict[str, list[Sample]] = {}

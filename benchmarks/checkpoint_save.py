@@ -7,7 +7,6 @@ memory that is mapped, with one to four threads, and an fsync. Others save witho
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, mpiexec
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, mpiexec, output_of
 from programs.commands import join_commands
 
 MIB = 1024
@@ -76,17 +75,9 @@ def _judge(row: _Row, lines: Sequence[dict[str, Any]], mib: int, ranks: int) -> 
 
 def _run(arguments: Namespace, ranks: int, words: Sequence[Any]) -> list[dict[str, Any]]:
     start = [] if ranks == 1 else [mpiexec(), "-n", str(ranks)]
-    done = subprocess.run(
-        [*start, sys.executable, PROGRAMS / "save_on_ranks.py", *map(str, words)],
-        env=child_environment(arguments.tree),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    argv = [*start, sys.executable, PROGRAMS / "save_on_ranks.py", *words]
+    printed = output_of(argv, env=child_environment(arguments.tree), timeout_s=TIMEOUT_S)
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
 def _notes(ours: Sequence[dict[str, Any]], size: int, ranks: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ Then: how long 64 ranks take to have their turns to write, when nothing is writt
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, output_of
 
 MIB = 1024
 RANKS = 64
@@ -75,14 +74,6 @@ def _turns(arguments: Namespace) -> Measured:
 
 
 def _run(arguments: Namespace, program: str, *words: Any) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, PROGRAMS / program, *map(str, words)],
-        env=child_environment(arguments.tree),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    argv = [sys.executable, PROGRAMS / program, *words]
+    printed = output_of(argv, env=child_environment(arguments.tree), timeout_s=TIMEOUT_S)
+    return [json.loads(line) for line in printed.splitlines()]

@@ -7,7 +7,6 @@ each round, since the run that is measured begins with the one and goes on with 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, output_of
 
 NUM_RANKS = 4
 NUM_NODES = 2
@@ -63,17 +62,8 @@ def _run(cluster: Any, arguments: Namespace) -> tuple[Sample, Sample]:
         script = [sys.executable, str(PROGRAMS / "killed_rank.py"), str(NUM_RANKS), str(NUM_NODES)]
         environment = child_environment(arguments.tree, cluster.environ)
         environment["HPCTRAIN_LAUNCHER"] = "allocation"
-        done = subprocess.run(
-            ["salloc", "--quiet", *shape, *script, folder],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        if done.returncode != 0:
-            raise SystemExit(f"status {done.returncode}:\n{done.stdout}{done.stderr}")
+        argv = ["salloc", "--quiet", *shape, *script, folder]
+        output_of(argv, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
         ledger = Path(folder, "run", "ledger.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in ledger]
         begun = next(e["time"] for e in events if e["event"] == "attempt-started")
