@@ -212,6 +212,20 @@ _DIFF = (
     ("second", "string", "directory of the second run"),
     ("differences", "array of difference", "what differs"),
 )
+_PACK = (
+    _FORMAT,
+    ("path", "string", "the file that was written"),
+    ("sha256", "string", "digest of all of it but its last 2048 bytes, which hold the digest"),
+    ("bytes", "integer", "size of the file"),
+    ("files", "integer", "number of files in it"),
+    ("prefix", "string", "directory of the environment that was packed"),
+    ("python", "string", "version of its interpreter"),
+    ("base", "string|null", "where the interpreter and standard library of a venv are, if packed"),
+    ("node_python", "string|null", "the interpreter that each node needs, as it is not packed"),
+    ("editable", "object", "where editable installations have their modules, by name"),
+    ("further", "array of string", "directories of ``--with``"),
+    ("not_packed", "array of string", "directories of modules that stay where they are"),
+)
 _REPLAY = (
     _FORMAT,
     ("name", "string", "name of the new run"),
@@ -434,6 +448,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "why": _WHY,
     "doctor": _DOCTOR,
     "diff": _DIFF,
+    "pack": _PACK,
     "replay": _REPLAY,
     "report": _REPORT,
     "tune status": _SWEEP,

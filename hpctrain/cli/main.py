@@ -19,6 +19,7 @@ from hpctrain.cli.history import history
 from hpctrain.cli.install import install_app
 from hpctrain.cli.list_runs import list_runs
 from hpctrain.cli.logs import logs
+from hpctrain.cli.pack import pack
 from hpctrain.cli.predict import predict
 from hpctrain.cli.profile import profile
 from hpctrain.cli.replay import replay
@@ -70,6 +71,7 @@ app.command()(profile)
 app.command()(wait)
 app.command()(cancel)
 app.command()(sync)
+app.command()(pack)
 app.command()(template)
 app.command()(predict)
 app.command()(serve)

@@ -69,7 +69,7 @@ def test_the_help_names_every_verb_and_every_exit_code() -> None:
             "report",
             "logs",
         ),
-        *("attach", "profile", "wait", "cancel", "sync", "template", "predict", "serve"),
+        *("attach", "profile", "wait", "cancel", "sync", "pack", "template", "predict", "serve"),
         *("chaos", "checkpoints", "cluster", "install", "site", "tune"),
     ]
     assert "Exit codes: 0 fine, 2 usage" in result.stdout

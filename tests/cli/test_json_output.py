@@ -132,6 +132,7 @@ def test_every_verb_with_json_has_a_schema() -> None:
             "why",
             "doctor",
             "diff",
+            "pack",
             "replay",
             "report",
             "list",

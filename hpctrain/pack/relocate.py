@@ -1,0 +1,85 @@
+"""Make an unpacked environment usable where it lies.
+
+It runs on each node by the interpreter of the pack itself, without any package and without the
+filesystem that the environment was packed from: it may import the standard library alone.
+"""
+
+import compileall
+import json
+import os
+import re
+import subprocess
+import sys
+
+_MOST_BYTES = 2**20
+_QUESTION = """
+import sys
+import hpctrain.worker.main
+for place in (sys.prefix, hpctrain.__file__):
+    print(place)
+"""
+
+
+def main(root: str) -> str:
+    """Relocate the environment in a directory; return what is wrong, or nothing."""
+    with open(os.path.join(root, "hpctrain-pack.json"), encoding="utf-8") as file:
+        manifest = json.load(file)
+    environment = os.path.join(root, "env")
+    configuration = os.path.join(environment, "pyvenv.cfg")
+    if manifest["base"] and os.path.exists(configuration):
+        _point_to_base(configuration, os.path.join(root, "base", "bin"))
+    _rewrite_scripts(os.path.join(environment, "bin"), manifest["prefix"], environment)
+    for place in manifest["compile"]:
+        # One process of a node does it, not each rank. What has an error of syntax stays as it is.
+        compileall.compile_dir(os.path.join(root, place), quiet=2)
+    return _try(os.path.join(root, manifest["interpreter"]), root)
+
+
+def _point_to_base(configuration: str, home: str) -> None:
+    """Let pyvenv.cfg name the interpreter beside it: only its ``home`` has to be a whole path."""
+    with open(configuration, encoding="utf-8", errors="surrogateescape") as file:
+        lines = file.read().splitlines()
+    # What it was made with is of no use here.
+    kept = [line for line in lines if _key(line) not in ("home", "executable", "command")]
+    with open(configuration, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write("\n".join([f"home = {home}", *kept]) + "\n")
+
+
+def _key(line: str) -> str:
+    return line.partition("=")[0].strip().lower()
+
+
+def _rewrite_scripts(folder: str, old: str, new: str) -> None:
+    """Replace the path of the environment in its commands: first lines, and ``activate``."""
+    pattern = re.compile(re.escape(os.fsencode(old)) + rb"(?![\w.-])")
+    # A backslash would begin a reference to a group.
+    there = os.fsencode(new).replace(b"\\", b"\\\\")
+    for entry in os.scandir(folder):
+        is_text = entry.is_file(follow_symlinks=False) and entry.stat().st_size <= _MOST_BYTES
+        if not is_text:
+            continue
+        with open(entry.path, "rb") as file:
+            content = file.read()
+        if b"\0" in content or not pattern.search(content):
+            continue
+        changed = pattern.sub(there, content)
+        with open(entry.path, "wb") as file:
+            file.write(changed)
+
+
+def _try(interpreter: str, root: str) -> str:
+    """Start the interpreter; return what is wrong with it, or nothing."""
+    done = subprocess.run(
+        [interpreter, "-I", "-c", _QUESTION], cwd=root, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        return f"{interpreter} does not start there: {lines[-1] if lines else done.returncode}"
+    for place in done.stdout.splitlines():
+        if not os.path.realpath(place).startswith(os.path.realpath(root) + os.sep):
+            return f"{interpreter} uses {place}, which is not in the pack"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.path.dirname(os.path.abspath(__file__))) or 0)
