@@ -75,6 +75,16 @@ def _container(what: str, value: object) -> Container:
     return value
 
 
+def _node_directory(what: str, value: object) -> str:
+    directory: str = path(what, value)
+    if not directory.startswith(("/", "$")) or not directory.isprintable():
+        raise ConfigError(
+            f"{with_value(what, value)}: give the whole path of a directory of each node, such as "
+            f"'/local/scratch', '$TMPDIR' or '/dev/shm'."
+        )
+    return directory.rstrip("/") or "/"
+
+
 TIME: Rule = optional(_time)
 """A time limit in one of Slurm's formats, or None."""
 _WORD = optional(line(otherwise="or None to leave the choice to the site"))
@@ -101,6 +111,8 @@ _WORD = optional(line(otherwise="or None to leave the choice to the site"))
     site=_WORD,
     mpi=line(otherwise="or 'auto' to leave the choice to hpctrain"),
     container=optional(_container),
+    environment_pack=optional(path),
+    environment_pack_dir=_node_directory,
 )
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
@@ -159,11 +171,22 @@ class SlurmConfig:
     container: Container | None = None
     """The container image that ranks run in, in every job of Slurm. None runs them in the Python
     outside."""
+    environment_pack: str | None = None
+    """File of ``hpctrain pack``: in every job of Slurm each node gets a copy of this Python
+    environment before agents and ranks start, and they start in it."""
+    environment_pack_dir: str = "$TMPDIR"
+    """Directory of each node's own disk or memory for that copy, such as ``"/dev/shm"``. Variables
+    are those of the job; without TMPDIR it is ``/tmp``."""
 
     __repr__ = show_changes
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""
+        if self.environment_pack is not None and self.container is not None:
+            raise ConfigError(
+                f"SlurmConfig(container=..., environment_pack={self.environment_pack!r}): ranks "
+                f"start in one of them. An image is one file already: leave environment_pack out."
+            )
         if self.time is not None:
             limit_s = time_limit_minutes(self.time) * 60
             if self.stop_notice_s is not None and self.stop_notice_s >= limit_s:

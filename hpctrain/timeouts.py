@@ -163,6 +163,18 @@ CONTAINER_CHECK_S = Timeout(
     "the first start of a container on each node, which may load its image from a registry",
     "LaunchError with what it printed",
 )
+ENVIRONMENT_PACK_S = Timeout(
+    1800.0,
+    "environment_pack",
+    "a packed environment to be copied to all nodes, and then to be unpacked there",
+    "nodes read the shared file themselves; LaunchError with the file that has the output",
+)
+ENVIRONMENT_PACK_END_S = Timeout(
+    60.0,
+    "environment_pack_end",
+    "the nodes to remove a packed environment, at the end of a run",
+    "SIGKILL; the next job there removes the rest",
+)
 HOST_TEST_S = Timeout(
     10.0, "host_test", "``mpiexec`` on a host that was lost", "the host stays excluded"
 )

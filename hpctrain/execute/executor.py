@@ -42,6 +42,7 @@ from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.states import RunEvent
 
 if TYPE_CHECKING:
+    from hpctrain.execute.node_environment import Brought
     from hpctrain.execute.slow_nodes import SlowNode
 
 _OUTPUT_BYTES = 2**20
@@ -89,6 +90,11 @@ class Executor:
 
             gpus = plan.placement.gpus_per_task
             self._container = RankContainer(plan.container, run_dir=paths.root, num_gpus=gpus)
+        self._node_environment = None
+        if plan.environment_pack is not None:
+            from hpctrain.execute.node_environment import NodeEnvironment
+
+            self._node_environment = NodeEnvironment(plan.environment_pack, is_slice=plan.is_slice)
         self.signals: list[str] = []
         """Signals that this process got; the process's signal handlers append to it."""
         self.recorder = Recorder(
@@ -186,6 +192,8 @@ class Executor:
         finally:
             recorder.validations.close()
             self._agents.close(timeouts.AGENTS_END_S)
+            if self._node_environment is not None:
+                self._node_environment.close()
             if self._fork_server is not None:
                 self._fork_server.close()
         recorder.end(None)
@@ -316,6 +324,8 @@ class Executor:
             srun_args=self._plan.srun_args,
             is_slice=self._plan.is_slice,
             container=self._container,
+            node_environment=self._node_environment,
+            note=self._note_brought,
             fork_server=self._fork_server,
             environment=self._plan.environment,
             path=self._paths.root,
@@ -359,6 +369,24 @@ class Executor:
             recorder.checkpoints.clear()
             recorder.keep_failures(attempt.tracker.failures.values())
             recorder.end_attempt(error=error, reports=attempt.tracker.reports)
+
+    def _note_brought(self, brought: Brought) -> None:
+        """Write down how nodes got the packed environment."""
+        pack = self._plan.environment_pack
+        assert pack is not None
+        details = {"nodes": list(brought.nodes), "by": brought.by, "reading": list(brought.reading)}
+        self._run_record.note(
+            "environment-unpacked",
+            **details,
+            reason=brought.why,
+            seconds=round(brought.seconds, 3),
+            sha256=pack.sha256,
+        )
+        if brought.why:
+            log(
+                f"note: sbcast could not copy {pack.path} to the nodes, so each of them read it: "
+                f"{brought.why}"
+            )
 
     def _note_not_forked(self) -> None:
         """Write down why ranks imported their modules themselves, each reason once in a run."""

@@ -38,12 +38,12 @@ def fork_server_for(
     """Return the fork server for the ranks of a run, which is not started; None without one.
 
     Not collective. One machine has one, and in a job each step has one on each node. Not for ranks
-    in a container, which have an interpreter of their own, nor where a backend names nothing to
-    import.
+    in a container or a packed environment, which have an interpreter of their own, nor where a
+    backend names nothing to import.
     """
     is_wanted = environ.wants_fork_server() and bool(settings.preload)
     is_possible = plan.launcher == "local" or plan.in_job
-    if not is_possible or plan.container is not None or not is_wanted:
+    if not is_possible or not is_wanted or plan.container or plan.environment_pack:
         return None
     own_places = [path for path in settings.sys_path if is_own_place(path)]
     if plan.in_job:

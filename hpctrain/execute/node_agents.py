@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain import environ, timeouts
 from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
@@ -19,6 +20,9 @@ from hpctrain.plan.argv import agent_argv, agent_step_argv, host_agents_argv
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpctrain.execute.node_environment import NodeEnvironment
 
 
 class NodeAgents:
@@ -75,10 +79,22 @@ class NodeAgents:
         assert self._step is not None
         return self._step
 
-    def gather(self, placement: Placement, idle_nodes: Sequence[str], *, attempt: int) -> Hub:
+    def gather(
+        self,
+        placement: Placement,
+        idle_nodes: Sequence[str],
+        *,
+        attempt: int,
+        environment: NodeEnvironment | None = None,
+    ) -> Hub:
         """Return the hub of the agents of an attempt's nodes: those that are there, or new ones.
 
         Not collective.
+
+        Parameters
+        ----------
+        environment
+            The packed environment that new ones start in; None is that of this process.
 
         Raises
         ------
@@ -93,7 +109,7 @@ class NodeAgents:
         self._nodes = nodes
         self._hub = Hub(attempt=attempt, silence_s=self._node_timeout_s)
         try:
-            self._start(self._hub, placement, idle_nodes, attempt=attempt)
+            self._start(self._hub, placement, idle_nodes, attempt=attempt, packed=environment)
         except BaseException:
             # Half of them is of no use to the next attempt.
             self.close()
@@ -126,7 +142,13 @@ class NodeAgents:
         )
 
     def _start(
-        self, hub: Hub, placement: Placement, idle_nodes: Sequence[str], *, attempt: int
+        self,
+        hub: Hub,
+        placement: Placement,
+        idle_nodes: Sequence[str],
+        *,
+        attempt: int,
+        packed: NodeEnvironment | None,
     ) -> None:
         secret = secrets.token_bytes(SECRET_BYTES)
         self._secret_file = self._paths.root / f".secret-{attempt}"
@@ -139,7 +161,7 @@ class NodeAgents:
         self.socket = f"{new_socket_name()}.%N"
         hosts = () if self.mpiexec is None else (*placement.nodes, *idle_nodes)
         command = agent_argv(
-            sys.executable,
+            sys.executable if packed is None else packed.python,
             cwd=os.getcwd(),
             attempt=attempt,
             socket=self.socket,
@@ -149,6 +171,8 @@ class NodeAgents:
             hosts=hosts,
         )
         environment = environ.without_export_variables(environ.environment())
+        if packed is not None:
+            environment = packed.variables(environment)
         if self.mpiexec is None:
             argv = agent_step_argv(
                 placement,

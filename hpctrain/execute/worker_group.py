@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ from hpctrain.worker.bootstrap import thread_variables
 from hpctrain.worker.leftovers import unlink_mapped_segments
 
 if TYPE_CHECKING:
+    from hpctrain.execute.node_environment import Brought, NodeEnvironment
     from hpctrain.execute.rank_container import RankContainer
 
 _POLL_S = 0.1
@@ -84,6 +85,11 @@ class WorkerGroup(CallsFunctions):
         Whether ranks of other runs are on the same nodes of the allocation.
     container
         The container that ranks of an allocation run in; None for this process's own Python.
+    node_environment
+        The packed environment that agents and ranks of an allocation start in; None for that of
+        this process.
+    note
+        Gets how nodes got that environment.
     fork_server
         What forks ranks; None starts an interpreter for each.
     environment
@@ -117,6 +123,8 @@ class WorkerGroup(CallsFunctions):
         srun_args: tuple[str, ...] = (),
         is_slice: bool = False,
         container: RankContainer | None = None,
+        node_environment: NodeEnvironment | None = None,
+        note: Callable[[Brought], None] = lambda brought: None,
         fork_server: ForkServers | StepForkServers | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
@@ -136,6 +144,8 @@ class WorkerGroup(CallsFunctions):
         self._srun_args = srun_args
         self._is_slice = is_slice
         self._container = container
+        self._node_environment = node_environment
+        self._note = note
         self._fork_server = fork_server
         self._environment = dict(environment or {})
         self._log_to_file = log_to_file
@@ -212,7 +222,14 @@ class WorkerGroup(CallsFunctions):
         if self._agents is None:
             self._hub = Hub(attempt=self.attempt)
         else:
-            self._hub = self._agents.gather(self.placement, self._idle_nodes, attempt=self.attempt)
+            if self._node_environment is not None:
+                self._bring(self._node_environment)
+            self._hub = self._agents.gather(
+                self.placement,
+                self._idle_nodes,
+                attempt=self.attempt,
+                environment=self._node_environment,
+            )
         self.lost_nodes = self._hub.lost_nodes
         try:
             if self._agents is None:
@@ -264,6 +281,14 @@ class WorkerGroup(CallsFunctions):
             # It is asked again later.
             return []
         return [node for node in missing if node not in usable]
+
+    def _bring(self, environment: NodeEnvironment) -> None:
+        nodes = (*self.placement.nodes, *self._idle_nodes) if self.placement.nodes else ()
+        brought = environment.bring(
+            nodes, self.placement.num_nodes, log=self._paths.environment_log(self.attempt)
+        )
+        if brought is not None:
+            self._note(brought)
 
     def _check(self, container: RankContainer) -> str:
         """Return which MPI library a container has, once it has started on each node."""
@@ -469,9 +494,10 @@ class WorkerGroup(CallsFunctions):
             )
 
     def _start_step(self, launcher: Any, name: str, *, local: bool) -> None:
-        container = self._container
+        container, packed = self._container, self._node_environment
+        python = sys.executable if packed is None else packed.python
         command = worker_argv(
-            sys.executable if container is None else container.container.python,
+            python if container is None else container.container.python,
             run_dir=str(self._paths.root),
             attempt=self.attempt,
             world_size=len(self),
@@ -489,6 +515,8 @@ class WorkerGroup(CallsFunctions):
         variables.update(thread_variables(self._num_threads))
         variables.update(launcher_variables(launcher.kind, local=local))
         variables.update(self._environment)
+        if packed is not None:
+            variables = packed.variables(variables)
         srun_args = self._srun_args
         if container is not None:
             entry = container.enter(command, launcher, self._environment)

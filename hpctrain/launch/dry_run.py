@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 
@@ -16,6 +17,7 @@ from hpctrain.plan.argv import (
     worker_step_argv,
 )
 from hpctrain.plan.container import GpuVendor, enter_container
+from hpctrain.plan.environment_pack import unpacked_at
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.layout import describe_counts
 from hpctrain.plan.sbatch import option_words
@@ -52,6 +54,12 @@ def render_plan(submission: Submission) -> str:
         lines.append(f"nodes      {nodes}; goes on with {nodes.enough} when others are lost")
     if plan.container is not None:
         lines.append(f"container  {plan.container.image} ({plan.container.runtime})")
+    python = sys.executable
+    if plan.environment_pack is not None:
+        pack = plan.environment_pack
+        lines.append(f"packed     {pack.path}, unpacked in {pack.directory} of each node")
+        unpacked = unpacked_at(pack, place=pack.directory, user=os.geteuid())
+        python = f"{unpacked}/{pack.interpreter}"
     lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":
         from hpctrain.slurm.submit import make_batch_script
@@ -65,7 +73,7 @@ def render_plan(submission: Submission) -> str:
     if plan.has_agents:
         hosts = placement.nodes if plan.launcher == "mpiexec" else ()
         agent = agent_argv(
-            sys.executable,
+            python,
             cwd=cwd,
             attempt=1,
             socket="SOCKET",
@@ -82,7 +90,7 @@ def render_plan(submission: Submission) -> str:
     if plan.launcher != "inline":
         container = plan.container
         command = worker_argv(
-            sys.executable if container is None else container.python,
+            python if container is None else container.python,
             run_dir=str(paths.root),
             attempt=1,
             world_size=placement.num_workers,

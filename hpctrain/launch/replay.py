@@ -12,6 +12,7 @@ from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import plan_container, ranks_path
+from hpctrain.launch.environment_pack import plan_environment_pack
 from hpctrain.launch.record import read_origin
 from hpctrain.launch.replay_changes import Changes, find_changes
 from hpctrain.launch.replay_name import taken_name
@@ -168,6 +169,7 @@ def _plan(
         # What the first job waited for is over, or was about that job.
         first_job_directives={},
         container=plan_container(recorded.container, launcher=launcher, run_dir=request.paths.root),
+        environment_pack=plan_environment_pack(request.scaling_config.slurm, launcher=launcher),
         stop_notice_s=request.scaling_config.slurm.notice_s if slurm else recorded.stop_notice_s,
     )
     return launch_plan, Site(name=str(plan.get("site", "generic")))
@@ -193,7 +195,8 @@ def _make_spec(
                 module_path(spec.settings.sys_path, recorded_python=changes.python),
                 launch_plan.container,
             ),
-            in_container=launch_plan.container is not None,
+            in_container=launch_plan.container is not None
+            or launch_plan.environment_pack is not None,
         ),
         executor=pack(content, what="RunConfig (callbacks, stop)"),
         validation=_validation(request, stored, launch_plan),

@@ -18,6 +18,7 @@ from hpctrain.launch.record import git_state, installed_versions
 from hpctrain.launch.request import Request
 from hpctrain.launch.run_diff import Difference
 from hpctrain.launch.stored import StoredRun
+from hpctrain.pack.header import EnvironmentPack
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.modules import combine, shown_name
 from hpctrain.plan.sources import unpack_sources
@@ -201,6 +202,9 @@ def _launch(
     yield from _differ("mpi", before.mpi, now.mpi)
     yield from _differ("srun_args", list(before.srun_args), list(now.srun_args))
     yield from _differ("container", _shown(before.container), _shown(now.container))
+    yield from _differ(
+        "environment_pack", _digest_of(before.environment_pack), _digest_of(now.environment_pack)
+    )
     # Their values may be secret.
     if before.launcher != now.launcher or before.environment == now.environment:
         return
@@ -223,6 +227,10 @@ def _differ(field: str, before: Any, now: Any) -> Iterator[Difference]:
 
 def _shown(container: Container | None) -> str | None:
     return None if container is None else repr(container)
+
+
+def _digest_of(pack: EnvironmentPack | None) -> str | None:
+    return None if pack is None else pack.sha256
 
 
 def _text(value: Any) -> str:

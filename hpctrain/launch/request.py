@@ -15,6 +15,7 @@ from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
 from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import plan_container
+from hpctrain.launch.environment_pack import plan_environment_pack
 from hpctrain.launch.placement import (
     place_in_share,
     place_in_this_allocation,
@@ -248,6 +249,7 @@ def make_plan(
             run_dir=request.paths.root,
             resume_from=request.resume_from,
         ),
+        environment_pack=plan_environment_pack(scaling.slurm, launcher=launcher),
     )
     return plan, site
 

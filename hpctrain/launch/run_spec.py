@@ -12,6 +12,7 @@ from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import ranks_path
 from hpctrain.launch.digests import FILES, describe_values, digest_parts
+from hpctrain.launch.environment_pack import ranks_path_with_pack
 from hpctrain.launch.request import Request, refuse_patterns
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -83,7 +84,10 @@ def make_spec(
         settings=RankSettings(
             name=request.run_config.name,
             cwd=cwd,
-            sys_path=ranks_path([str(Path(p).absolute()) for p in sys.path], plan.container),
+            sys_path=ranks_path_with_pack(
+                ranks_path([str(Path(p).absolute()) for p in sys.path], plan.container),
+                plan.environment_pack,
+            ),
             cpus_per_worker=scaling.num_cpus_per_worker,
             gpus_per_worker=scaling.num_gpus_per_worker,
             commit_timeout_s=sync.sync_timeout,
@@ -91,7 +95,7 @@ def make_spec(
             sync_artifacts=sync.sync_artifacts,
             max_writers=sync.max_writers,
             max_bytes_per_s=sync.max_bytes_per_s,
-            in_container=plan.container is not None,
+            in_container=plan.container is not None or plan.environment_pack is not None,
             preload=_preload_of(request.worker_spec.backend_config),
             stops_at=_goals_of(request.run_config) if stops_exactly else None,
         ),

@@ -287,6 +287,29 @@ def container_test_argv(
     return [*_small_step(num_nodes, nodes), "--kill-on-bad-exit=0", *srun_options, *command]
 
 
+def node_keeper_argv(
+    nodes: Sequence[str], num_nodes: int, command: Sequence[str], *, is_slice: bool = False
+) -> list[str]:
+    """Return the command that runs a process on each node as long as the run lasts.
+
+    Not collective.
+
+    Parameters
+    ----------
+    nodes
+        Names of the nodes; empty leaves the choice to Slurm.
+    num_nodes
+        Their number.
+    command
+        What runs there.
+    is_slice
+        Whether ranks of other runs are on the same nodes.
+    """
+    step = _small_step(num_nodes, nodes, is_slice=is_slice)
+    # The others stay when a node is lost, or one of them ends.
+    return [*step, "--no-kill", "--kill-on-bad-exit=0", *command]
+
+
 def node_test_argv(node: str, *, is_slice: bool = False) -> list[str]:
     """Return the command that succeeds if a node of the job starts processes. Not collective."""
     return [*_small_step(1, (node,), is_slice=is_slice), "--kill-on-bad-exit=1", "true"]

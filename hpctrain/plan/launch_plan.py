@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpctrain.container import Container
+from hpctrain.pack.header import EnvironmentPack
 from hpctrain.plan.resources import NodeRange, Placement
 from hpctrain.plan.sbatch_options import check_srun_args
 
@@ -60,6 +61,9 @@ class LaunchPlan:
     # Plans of older versions lack it: the default must be a constant.
     container: Container | None = None
     """The container that ranks run in, with all that it mounts."""
+    # As above.
+    environment_pack: EnvironmentPack | None = None
+    """The packed environment that agents and ranks start in."""
     # As above.
     is_slice: bool = False
     """Whether the run has only the slots of `node_slots`, beside other runs of the allocation, as a

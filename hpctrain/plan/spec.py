@@ -48,7 +48,8 @@ class RankSettings:
     """Limit of each rank's copy rate."""
     # Specs of older versions lack it: the default must be a constant.
     in_container: bool = False
-    """Whether ranks run in a container, which has other packages than the executor."""
+    """Whether ranks may have other packages than the executor: in a container, or in a packed
+    environment."""
     preload: tuple[str, ...] = ()
     """Modules that one process of a node may import for all of its ranks."""
     stops_at: Mapping[str, float] | None = None

@@ -123,6 +123,10 @@ class RunPaths:
         """Output of the containers of ranks, when they are tried before the first start."""
         return self.logs(attempt) / "container.out"
 
+    def environment_log(self, attempt: int) -> Path:
+        """Output of the nodes that unpack the environment of ranks."""
+        return self.logs(attempt) / "environment.out"
+
     def validation_log(self, attempt: int, report: int) -> Path:
         """Output of the validation of a report's checkpoint."""
         return self.logs(attempt) / f"validation-{report:06d}.out"

@@ -1,0 +1,236 @@
+"""`NodeEnvironment`: the packed environment of a run on the disks of its nodes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain import environ, timeouts
+from hpctrain.errors import LaunchError
+from hpctrain.execute.process import StepProcess
+from hpctrain.own_time import Deadline
+from hpctrain.pack.header import EnvironmentPack
+from hpctrain.plan.argv import node_keeper_argv
+from hpctrain.plan.environment_pack import (
+    FAILED,
+    MARK,
+    READS,
+    READY,
+    broadcast_argv,
+    node_variables,
+    unpack_argv,
+    unpacked_at,
+)
+from hpctrain.slurm.client import is_passing, is_refused_for_now
+
+_LOOK_INTERVAL_S = 0.1
+_SIGNAL_INTERVAL_S = 0.5
+_ALL_LINES = 2**31
+_NUM_LINES = 20
+_DEFAULT_PLACE = "/tmp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """How nodes got a packed environment."""
+
+    nodes: tuple[str, ...]
+    """The nodes."""
+    by: str
+    """``sbcast``; ``read`` where nodes read the shared file themselves."""
+    reading: tuple[str, ...]
+    """Nodes that read the shared file."""
+    why: str
+    """What sbcast printed, if it failed."""
+    seconds: float
+    """How long it took."""
+
+
+class NodeEnvironment:
+    """The packed environment of a run, which is brought to each node before anything starts there.
+
+    A process of a step keeps it on each node, with a lock: other jobs of the same user share it,
+    and the last one that leaves removes it.
+
+    Parameters
+    ----------
+    pack
+        The environment.
+    is_slice
+        Whether other runs are in the job.
+    """
+
+    def __init__(self, pack: EnvironmentPack, *, is_slice: bool = False) -> None:
+        self._pack = pack
+        self._is_slice = is_slice
+        place = pack.directory
+        if place == "$TMPDIR" and not environ.variable("TMPDIR"):
+            place = _DEFAULT_PLACE
+        self._place = str(environ.expand_path(place))
+        self._unpacked = unpacked_at(pack, place=self._place, user=os.geteuid())
+        self._steps: list[StepProcess] = []
+        self._nodes: set[str] = set()
+        self._is_anywhere = False
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the environment, on each node."""
+        return f"{self._unpacked}/{self._pack.interpreter}"
+
+    def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment in which paths of the environment are those of the copy."""
+        return node_variables(variables, self._pack, unpacked=self._unpacked)
+
+    def bring(self, nodes: Sequence[str], num_nodes: int, *, log: Path) -> Brought | None:
+        """Bring it to the nodes that do not have it; return how, None if all of them have it.
+
+        Not collective.
+
+        Parameters
+        ----------
+        nodes
+            Names of the nodes; empty leaves the choice to Slurm.
+        num_nodes
+            Their number.
+        log
+            File that gets what is printed.
+
+        Raises
+        ------
+        LaunchError
+            If one of them cannot get it.
+        """
+        new = [node for node in nodes if node not in self._nodes]
+        if (nodes and not new) or (not nodes and self._is_anywhere):
+            return None
+        begun = time.monotonic()
+        job_id = environ.variable("SLURM_JOB_ID")
+        copy = f"{self._place}/hpctrain-packs-{os.geteuid()}-{secrets.token_hex(8)}.copy"
+        why = ""
+        # sbcast copies to all nodes of a job. Nodes that come later, and other runs of the job,
+        # read the file themselves, unless it is there.
+        is_first = not self._is_anywhere and not self._is_slice
+        if is_first:
+            why = self._broadcast(copy, log)
+        argv = unpack_argv(
+            self._pack, place=self._place, copy=copy, patience_s=timeouts.ENVIRONMENT_PACK_S
+        )
+        step = StepProcess(
+            node_keeper_argv(new, len(new) or num_nodes, argv, is_slice=self._is_slice),
+            environment=environ.without_export_variables(environ.environment()),
+            log=log,
+            job_id=job_id,
+        )
+        self._steps.append(step)
+        try:
+            answers = self._await(step, len(new) or num_nodes)
+        except BaseException:
+            self._steps.remove(step)
+            _end([step])
+            raise
+        self._nodes.update(new)
+        self._is_anywhere = True
+        reading = tuple(sorted(n for n, said in answers.items() if said.startswith(READS)))
+        return Brought(
+            nodes=tuple(sorted(answers)),
+            by="sbcast" if is_first and not why else "read",
+            reading=reading,
+            why=why,
+            seconds=time.monotonic() - begun,
+        )
+
+    def close(self) -> None:
+        """Let the nodes remove it; end what keeps it there."""
+        _end(self._steps)
+        self._steps, self._nodes, self._is_anywhere = [], set(), False
+
+    def _broadcast(self, copy: str, log: Path) -> str:
+        """Copy the pack to all nodes of the job; return why it failed."""
+        try:
+            step = StepProcess(
+                broadcast_argv(self._pack, copy=copy), environment=environ.environment(), log=log
+            )
+        except LaunchError as error:
+            return str(error)
+        try:
+            status = step.wait(timeouts.ENVIRONMENT_PACK_S)
+            if status == 0:
+                return ""
+            if status is None:
+                return f"it did not end within {timeouts.describe(timeouts.ENVIRONMENT_PACK_S)}"
+            return step.last_lines(1) or f"it ended with {status}"
+        finally:
+            step.kill()
+
+    def _await(self, step: StepProcess, wanted: int) -> dict[str, str]:
+        """Return what each node printed, once all of them have the environment."""
+        deadline = Deadline(timeouts.ENVIRONMENT_PACK_S)
+        asking = Deadline(timeouts.STEP_REFUSAL_S)
+        answers: dict[str, str] = {}
+        while not deadline.is_over:
+            exit_code = step.wait(_LOOK_INTERVAL_S)
+            printed = step.last_lines(_ALL_LINES)
+            answers = read_node_answers(printed)
+            failed = {node: said for node, said in answers.items() if said.startswith(FAILED)}
+            if failed:
+                raise LaunchError(self._explain(failed))
+            if sum(said.endswith(READY) for said in answers.values()) >= wanted:
+                return answers
+            if exit_code is None:
+                continue
+            if asking.is_over or not is_refused_for_now(printed):
+                lines = "\n".join(printed.splitlines()[-_NUM_LINES:]) or "it printed nothing"
+                raise LaunchError(
+                    f"{self._pack.path} was not unpacked on all {wanted} nodes: srun ended with "
+                    f"{exit_code}. It printed:\n{lines}",
+                    transient=is_passing(printed),
+                )
+            time.sleep(_LOOK_INTERVAL_S)
+            step.start_again()
+        silent = wanted - sum(said.endswith(READY) for said in answers.values())
+        raise LaunchError(
+            f"{self._pack.path} was not unpacked on {silent} of {wanted} nodes within "
+            f"{timeouts.describe(timeouts.ENVIRONMENT_PACK_S)}. Look at {step.log}.",
+            transient=True,
+        )
+
+    def _explain(self, failed: Mapping[str, str]) -> str:
+        node, said = next(iter(failed.items()))
+        more = f", and {len(failed) - 1} more nodes have no copy either" if len(failed) > 1 else ""
+        return (
+            f"the environment {self._pack.path} cannot be unpacked on {node}: "
+            f"{said.removeprefix(FAILED).strip()}{more}. Choose another "
+            f"SlurmConfig(environment_pack_dir=...) such as '/dev/shm', pack it again with "
+            f"hpctrain pack, or leave environment_pack out."
+        )
+
+
+def _end(steps: Sequence[StepProcess]) -> None:
+    deadline = Deadline(timeouts.ENVIRONMENT_PACK_END_S)
+    while (alive := [s for s in steps if s.returncode() is None]) and not deadline.is_over:
+        # srun passes it on to the process of each node, but not while it launches; and dash drops a
+        # signal that comes while it starts a program (0.5.12). So it is sent until it works.
+        for step in alive:
+            os.kill(step.pid, signal.SIGUSR1)
+        alive[0].wait(_SIGNAL_INTERVAL_S)
+    for step in steps:
+        step.kill()
+
+
+def read_node_answers(printed: str) -> dict[str, str]:
+    """Return the last line of each node, after that it read the file itself. Pure."""
+    found: dict[str, str] = {}
+    for line in printed.splitlines():
+        _, mark, rest = line.partition(MARK)
+        if not mark:
+            continue
+        node, _, said = rest.partition(" ")
+        if found.get(node, "").startswith(READS) and said == READY:
+            said = f"{found[node]} {READY}"
+        found[node] = said
+    return found

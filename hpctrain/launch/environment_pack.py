@@ -1,0 +1,86 @@
+"""The packed environment that the ranks of a run start in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.errors import ConfigError
+from hpctrain.log import log
+from hpctrain.pack.header import EnvironmentPack, distributions_of, read_pack
+from hpctrain.slurm_config import SlurmConfig
+from hpctrain.version import __version__
+
+_NAMED = 4
+
+
+def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPack | None:
+    """Return the packed environment of a run's ranks; None without one.
+
+    Not collective. Where no job of Slurm starts the ranks it is None too, which is logged.
+
+    Parameters
+    ----------
+    slurm
+        The settings that name it.
+    launcher
+        What starts the ranks.
+
+    Raises
+    ------
+    ConfigError
+        If it is not one, or not one of the environment of this process.
+    """
+    if slurm.environment_pack is None:
+        return None
+    if launcher not in ("slurm", "allocation"):
+        log(
+            f"note: SlurmConfig(environment_pack=...) is for jobs of Slurm. Ranks start by "
+            f"{launcher!r} here, and run in {sys.executable}."
+        )
+        return None
+    path = Path(environ.working_directory(), Path(slurm.environment_pack).expanduser())
+    pack, manifest = read_pack(path)
+    again = f"Pack it again with its hpctrain: hpctrain pack -o {path} --force."
+    if pack.prefix != os.path.abspath(sys.prefix):
+        raise ConfigError(
+            f"{path} was packed from {pack.prefix}, and this script runs in {sys.prefix}. Start it "
+            f"with the Python there, or name a pack of this environment."
+        )
+    for what, packed, here in (
+        ("Python", pack.python, platform.python_version()),
+        ("hpctrain", pack.hpctrain, __version__),
+    ):
+        if packed != here:
+            raise ConfigError(f"{path} has {what} {packed}, and this script {here}. {again}")
+    then = set(manifest.get("distributions", ()))
+    now = set(distributions_of([Path(folder) for folder in manifest.get("site_packages", ())]))
+    if changed := sorted(then ^ now):
+        named = [f"{'now' if name in now else 'then'} {name}" for name in changed[:_NAMED]]
+        rest = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        raise ConfigError(
+            f"{sys.prefix} has changed since it was packed in {path}: {', '.join(named)}{rest}. "
+            f"{again}"
+        )
+    return replace(pack, directory=slurm.environment_pack_dir)
+
+
+def ranks_path_with_pack(paths: tuple[str, ...], pack: EnvironmentPack | None) -> tuple[str, ...]:
+    """Return the module path for ranks: what is packed, their interpreter finds by itself.
+
+    Pure; not collective.
+
+    Parameters
+    ----------
+    paths
+        ``sys.path`` of the process that asks for them.
+    """
+    if pack is None:
+        return paths
+    from hpctrain.plan.environment_pack import is_packed
+
+    return tuple(path for path in paths if not is_packed(path, pack))

@@ -1,0 +1,53 @@
+"""What nodes answer when they get a packed environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import ConfigError
+from hpctrain.execute.node_environment import NodeEnvironment, read_node_answers
+from hpctrain.pack.header import EnvironmentPack
+from tests.pack.tiny import write_tiny_pack
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> EnvironmentPack:
+    return write_tiny_pack(tmp_path / "environment.tar")
+
+
+def test_the_last_line_of_each_node_counts_and_that_it_read_the_file_is_kept():
+    printed = (
+        "srun: a line\n"
+        "hpctrain-pack node1 reads the shared file: /a b\n"
+        "0: hpctrain-pack node2 ready\n"
+        "hpctrain-pack node1 ready\n"
+        "tar: a line\n"
+        "hpctrain-pack node3 failed: /tmp has 1 MiB left\n"
+    )
+    assert read_node_answers(printed) == {
+        "node1": "reads the shared file: /a b ready",
+        "node2": "ready",
+        "node3": "failed: /tmp has 1 MiB left",
+    }
+
+
+def test_the_interpreter_is_in_the_directory_of_the_job(
+    pack: EnvironmentPack, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TMPDIR", "/local/job-7")
+    environment = NodeEnvironment(pack)
+    assert environment.python.startswith("/local/job-7/hpctrain-packs-")
+    assert environment.python.endswith(f"/{pack.name}/env/bin/python")
+    monkeypatch.delenv("TMPDIR")
+    assert NodeEnvironment(pack).python.startswith("/tmp/hpctrain-packs-")
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from dataclasses import replace
+
+    monkeypatch.delenv("LOCAL_DISK", raising=False)
+    pack = replace(write_tiny_pack(tmp_path / "e.tar"), directory="$LOCAL_DISK")
+    with pytest.raises(ConfigError, match=r"LOCAL_DISK"):
+        NodeEnvironment(pack)

@@ -1,0 +1,241 @@
+"""Runs whose ranks start in a packed environment, on two nodes with memory of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import Result
+from hpctrain.errors import LaunchError
+from hpctrain.testing.pytest_plugin import is_all_required
+from hpctrain.testing.slurm import VirtualCluster
+from hpctrain.testing.slurm.processes import wait_until
+from tests.pack.conftest import SmallEnvironment
+
+pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
+TIMEOUT_S = 240
+_ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, os, signal, sys
+import hpctrain
+from hpctrain import Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig
+from hpctrain import ScalingConfig, SlurmConfig
+
+def train(config):
+    import mpi4py, shutil
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    first = hpctrain.get_checkpoint() is None
+    state = Checkpoint.from_dict({"step": 1})
+    hpctrain.report({"sum": world.allreduce(world.rank)}, state if world.rank == 0 else None)
+    # Rank 0 leaves report() when the checkpoint is complete.
+    world.barrier()
+    if first and config.get("killed") == world.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    places = [sys.prefix, sys.executable, hpctrain.__file__, mpi4py.__file__, *sys.path]
+    return world.allgather((os.uname().nodename, places, shutil.which("typer")))
+
+if __name__ == "__main__":
+    name, slurm, config = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    result = DataParallelTrainer(
+        train,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(
+            num_workers=4,
+            slurm=SlurmConfig(nodes=2, tasks_per_node=2, environment_pack_dir="/dev/shm", **slurm),
+        ),
+        run_config=RunConfig(
+            storage_path="runs", name=name, failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    print(json.dumps(result.return_value))
+"""
+
+
+@pytest.fixture
+def work() -> Iterator[Path]:
+    """Return a working directory that is not below the environment, and has a space."""
+    folder = Path(tempfile.mkdtemp(prefix="hpctrain work ", dir="/var/tmp"))
+    (folder / "train.py").write_text(SCRIPT)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def fit(
+    work: Path,
+    cluster: VirtualCluster,
+    environment: SmallEnvironment,
+    pack: Path,
+    *before: str,
+    name: str = "run",
+    setup: tuple[str, ...] = (),
+    **config: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run the script to its end with the interpreter of the environment."""
+    slurm = {"environment_pack": str(pack), "setup": setup}
+    variables = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "TMPDIR")}
+    return subprocess.run(
+        [*before, environment.python, "train.py", name, json.dumps(slurm), json.dumps(config)],
+        cwd=work,
+        env={**variables, **cluster.environ},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def events(work: Path, name: str = "run") -> list[dict[str, Any]]:
+    lines = (work / "runs" / name / "ledger.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"].startswith("env")]
+
+
+def left_on(cluster: VirtualCluster, node: str) -> list[str]:
+    """Return what packs have left in the memory of a node."""
+    listed = cluster.run_on(node, ["ls", "/dev/shm"]).stdout.split()
+    return [name for name in listed if name.startswith("hpctrain-packs-")]
+
+
+def check_ranks(
+    done: subprocess.CompletedProcess[str], packed: tuple[Path, dict[str, Any]]
+) -> None:
+    """Check that all that ranks import is in the copy."""
+    assert done.returncode == 0, done.stderr
+    root = f"/dev/shm/hpctrain-packs-{os.geteuid()}/{packed[1]['sha256'][:32]}"
+    ranks = json.loads(done.stdout.splitlines()[-1])
+    assert len(ranks) == 4
+    for _, (prefix, executable, *modules, path), typer in (
+        (node, (*places[:4], places[4:]), typer) for node, places, typer in ranks
+    ):
+        assert (prefix, executable) == (f"{root}/env", f"{root}/env/bin/python")
+        assert all(module.startswith(f"{root}/env/") for module in modules)
+        assert not [place for place in path if "site-packages" in place and root not in place]
+        assert typer is None or typer.startswith(root) or "/env" not in typer
+
+
+def test_all_that_ranks_import_is_on_their_nodes_and_the_file_is_read_once(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    done = fit(work, virtual_slurm, small_environment, packed[0], killed=2)
+    check_ranks(done, packed)
+    # The second attempt finds it there.
+    (event,) = events(work)
+    assert event["sha256"] == packed[1]["sha256"]
+    assert len(event["nodes"]) == 2
+    if virtual_slurm.spec.mode != "flat":
+        assert (event["by"], event["reading"], event["reason"]) == ("sbcast", [], "")
+    result = Result.from_path(work / "runs/run")
+    assert result.metrics == {**result.metrics, "sum": 6}
+    for node in virtual_slurm.node_names:
+        assert left_on(virtual_slurm, node) == []
+
+
+def test_ranks_and_agents_touch_nothing_of_the_shared_environment(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    # The executor is on the first of the two nodes, and in the shared environment.
+    second = virtual_slurm.node_names[1]
+    with traced(virtual_slurm, second, work / "calls"):
+        done = fit(work, virtual_slurm, small_environment, packed[0])
+    check_ranks(done, packed)
+    nodes = {node for node, _, _ in json.loads(done.stdout.splitlines()[-1])}
+    assert second in nodes
+    lines = (work / "calls").read_text(errors="replace").splitlines()
+    started = '"-m", "hpctrain.worker.main"'
+    ranks = [line for line in lines if "execve(" in line and started in line]
+    assert len(ranks) >= 2
+    base = packed[1]["base"]
+    shared = [
+        f'"{place}'
+        for place in (small_environment.path, base, _ROOT / "hpctrain", _ROOT / "slurm_templates")
+        if place is not None
+    ]
+    touched = [line for line in lines if any(place in line for place in shared)]
+    assert touched == []
+
+
+@contextmanager
+def traced(cluster: VirtualCluster, node: str, log: Path) -> Iterator[None]:
+    """Write down which files all that a node starts asks for."""
+    if shutil.which("strace") is None:
+        reason = "no strace on PATH: apt-get install strace"
+        pytest.fail(reason, pytrace=False) if is_all_required() else pytest.skip(reason)
+    daemon = cluster.parts.slurmd(node).process()
+    assert daemon is not None
+    words = ["strace", "-f", "-qq", "-s", "4000", "-e", "trace=%file", "-e", "signal=none"]
+    tracer = cluster.popen_on(node, [*words, "-o", str(log), "-p", str(daemon.pid)])
+    looks = ["grep", "-q", "TracerPid:.*[1-9]", f"/proc/{daemon.pid}/status"]
+    try:
+        wait_until(lambda: cluster.run_on(node, looks).returncode == 0, what="strace", timeout_s=30)
+        yield
+    finally:
+        # It detaches from slurmd, which goes on.
+        os.killpg(tracer.pid, signal.SIGTERM)
+        tracer.wait(30)
+
+
+def test_where_sbcast_fails_each_node_reads_the_file_and_it_is_said(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    programs = work / "bin"
+    programs.mkdir()
+    (programs / "sbcast").write_text("#!/bin/sh\necho 'sbcast: error: not here' >&2\nexit 1\n")
+    (programs / "sbcast").chmod(0o755)
+    setup = (f"export PATH='{programs}':$PATH",)
+    done = fit(work, virtual_slurm, small_environment, packed[0], setup=setup)
+    check_ranks(done, packed)
+    (event,) = events(work)
+    assert (event["by"], event["reason"]) == ("read", "sbcast: error: not here")
+    assert set(event["reading"]) <= set(event["nodes"])
+    assert event["reading"]
+
+
+def test_in_an_allocation_of_the_users_it_is_the_same(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    before = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2")
+    done = fit(work, virtual_slurm, small_environment, packed[0], *before)
+    check_ranks(done, packed)
+    assert len(events(work)) == 1
+
+
+def test_a_pack_that_changes_while_the_job_waits_ends_the_run_before_it_trains(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    pack = work / "environment.tar"
+    shutil.copyfile(packed[0], pack)
+    # A few bytes in the middle, when the job begins.
+    damage = f"printf xxxxxxxx | dd of='{pack}' bs=1 seek=100000 conv=notrunc status=none"
+    done = fit(work, virtual_slurm, small_environment, pack, setup=(damage,))
+    assert done.returncode == LaunchError.exit_code, done.stderr
+    assert f"the environment {pack} cannot be unpacked on " in done.stderr
+    assert f"and was {packed[1]['sha256']} when the run was begun" in done.stderr
+    assert Result.from_path(work / "runs/run").metrics == {}
+    for node in virtual_slurm.node_names:
+        assert left_on(virtual_slurm, node) == []
