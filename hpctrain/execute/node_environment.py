@@ -213,8 +213,9 @@ class NodeEnvironment:
 def _end(steps: Sequence[StepProcess]) -> None:
     deadline = Deadline(timeouts.ENVIRONMENT_PACK_END_S)
     while (alive := [s for s in steps if s.returncode() is None]) and not deadline.is_over:
-        # srun passes it on to the process of each node, but not while it launches; and dash drops a
-        # signal that comes while it starts a program (0.5.12). So it is sent until it works.
+        # srun passes it on to the process of each node, but not while it launches; and with dash
+        # 0.5.12 a single one was without effect, twice in some hundred (the cause is not known).
+        # So it is sent until it works.
         for step in alive:
             os.kill(step.pid, signal.SIGUSR1)
         alive[0].wait(_SIGNAL_INTERVAL_S)

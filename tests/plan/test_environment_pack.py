@@ -55,7 +55,7 @@ class Node:
         for _ in range(TIMEOUT_S * 2):
             self.process.send_signal(signal.SIGUSR1)
             with suppress(subprocess.TimeoutExpired):
-                # dash drops a signal that comes while it starts a program.
+                # A single one is without effect now and then, see NodeEnvironment.
                 self.process.wait(0.5)
                 break
         assert self.process.returncode in (0, 66)
