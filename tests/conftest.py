@@ -11,10 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from functools import cache
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.paths import RunPaths
+    from hpctrain.testing.slurm import VirtualCluster
 
 pytest_plugins = ["hpctrain.testing.pytest_plugin", "pytester"]
 
@@ -116,6 +121,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def num_gpus() -> int:
     """CUDA GPUs of this machine."""
     return _count_gpus()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run directory in which there is nothing but the folder of the checkpoints."""
+    from hpctrain.rundir.paths import RunPaths
+
+    paths = RunPaths(tmp_path / "run")
+    paths.checkpoints.mkdir(parents=True)
+    return paths
+
+
+@pytest.fixture
+def in_slurm(virtual_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch) -> VirtualCluster:
+    """The cluster of all tests, whose Slurm this process itself asks."""
+    for name, value in virtual_slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    return virtual_slurm
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Plans of runs for tests that start no rank."""
+"""Plans and settings of runs for tests that start no rank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Any
 from hpctrain.config import ScalingConfig
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeShape, node_range, place_workers
+from hpctrain.plan.spec import RankSettings
+
+SETTINGS = RankSettings(
+    name="run",
+    cwd="/",
+    sys_path=(),
+    cpus_per_worker=1,
+    gpus_per_worker=0,
+    commit_timeout_s=1.0,
+)
 
 
 def make_plan(launcher: Any, *, num_workers: int = 2, cpus: int = 2) -> LaunchPlan:

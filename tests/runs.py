@@ -1,7 +1,8 @@
-"""How tests start a run on this machine. Ranks cannot import it."""
+"""How tests start a run on this machine, and read what came of it. Ranks cannot import it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -38,3 +39,9 @@ def make_trainer(
 def fit(train: Any, storage: Path, **options: Any) -> Result:
     """Run a trainer of `make_trainer`."""
     return make_trainer(train, storage, **options).fit()
+
+
+def reported(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics of all reports in a run directory, also those that were made again."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["metrics"] for line in lines]

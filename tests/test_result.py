@@ -28,13 +28,6 @@ from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.rundir.store import CheckpointStore
 
 
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    paths = RunPaths(tmp_path / "run")
-    paths.checkpoints.mkdir(parents=True)
-    return paths
-
-
 def write_state(paths: RunPaths, state: RunState, **details: Any) -> None:
     write_status(paths, RunStatus(name="run", state=state, launcher="slurm", **details))
 

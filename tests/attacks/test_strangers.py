@@ -168,6 +168,16 @@ def test_an_executor_goes_on(virtual_slurm: VirtualCluster, tmp_path: Path, stra
     assert attack(process, tmp_path, stranger).splitlines()[-1] == "2"
 
 
+def check_that_who_belongs_gets_in(
+    hub: Hub, pool: ThreadPoolExecutor, addresses: list[str], credentials: Credentials
+) -> None:
+    connected = pool.submit(connect_tcp, addresses, credentials, timeout_s=PATIENCE_S)
+    while not connected.done():
+        hub.poll(0.01)
+    sock, _ = connected.result()
+    sock.close()
+
+
 def test_who_belongs_to_the_run_gets_in_between_strangers_who_do_not_stop(
     tmp_path: Path, stranger: Any
 ):
@@ -180,11 +190,7 @@ def test_who_belongs_to_the_run_gets_in_between_strangers_who_do_not_stop(
         while not attacker.has_written:
             hub.poll(0.01)
             assert time.monotonic() < deadline
-        connected = pool.submit(connect_tcp, addresses, credentials, timeout_s=PATIENCE_S)
-        while not connected.done():
-            hub.poll(0.01)
-        sock, _ = connected.result()
-        sock.close()
+        check_that_who_belongs_gets_in(hub, pool, addresses, credentials)
     hub.close()
 
 
@@ -205,9 +211,5 @@ def test_a_process_without_files_leaves_who_connects_for_later(tmp_path: Path):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             hub.poll(1.0)
             assert len(waiting.recv(100)) == 32
-        connected = pool.submit(connect_tcp, addresses, credentials, timeout_s=PATIENCE_S)
-        while not connected.done():
-            hub.poll(0.01)
-        sock, _ = connected.result()
-        sock.close()
+        check_that_who_belongs_gets_in(hub, pool, addresses, credentials)
     hub.close()

@@ -1,12 +1,13 @@
 """The benchmarks run: what they say is not looked at here, only that they say it."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.processes import run_python
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -16,14 +17,9 @@ def measure(
 ) -> tuple[dict[str, Any], str]:
     """Run a benchmark; return what it measured, and what it said."""
     file = folder / "measured.json"
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / benchmark, *options, "--json", file],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
+    done = run_python(
+        BENCHMARKS / benchmark, *options, "--json", file, cwd=folder, timeout_s=timeout_s
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_text()), done.stdout
 
 

@@ -1,13 +1,13 @@
 """The benchmarks of ingest run, and compare the same rows."""
 
 import json
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.processes import run_python
 
 pytest.importorskip("h5py")
 pytest.importorskip("hdf5plugin")
@@ -28,15 +28,7 @@ def test_rows_of_ingest_are_measured_and_written_down(tmp_path):
     names = ["in-order", "shuffled", "compressed"]
     options = ["--rounds", "1", "--sizes", "50000", "--only", *names, "--json", file]
 
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-    assert done.returncode == 0, done.stderr
+    run_python(SCRIPT, *options, cwd=tmp_path)
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["in order", "shuffled", "compressed"]
     for row in rows:

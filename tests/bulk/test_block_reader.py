@@ -18,6 +18,7 @@ from hpctrain.bulk.striping import filesystem_type
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.bulk.verify import verify_state_file
 from hpctrain.errors import CheckpointError
+from tests.damage import flip_bit
 
 PIECES = [
     Chunk(name="weight", dtype="F32", shape=(1500, 3000), offsets=(0, 0)),
@@ -47,14 +48,6 @@ def _evict(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _flip(path: Path, position: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(position)
-        byte = file.read(1)
-        file.seek(position)
-        file.write(bytes([byte[0] ^ 1]))
 
 
 def _read(reader: BlockReader, block: int) -> bytes:
@@ -113,7 +106,7 @@ def test_a_flipped_bit_names_block_tensors_and_both_digests(
 ) -> None:
     path, data = written
     layout = read_layout(path)
-    _flip(path, path.stat().st_size - 1)
+    flip_bit(path, path.stat().st_size - 1)
     _evict(path)
     if cached:
         path.read_bytes()
@@ -181,10 +174,10 @@ def test_verifying_finds_every_kind_of_damage(written: tuple[Path, bytes]) -> No
     path, _ = written
     digest = file_digest(read_start(path).header)
     assert "but 0123 was written" in str(verify_state_file(path, "0123", quick=True))
-    _flip(path, path.stat().st_size // 2)
+    flip_bit(path, path.stat().st_size // 2)
     assert verify_state_file(path, digest, quick=True) is None
     assert "block 1 of 3" in str(verify_state_file(path, digest))
-    _flip(path, 100)
+    flip_bit(path, 100)
     assert str(path) in str(verify_state_file(path, digest, quick=True))
     os.truncate(path, path.stat().st_size - 1)
     assert str(path) in str(verify_state_file(path, digest, quick=True))

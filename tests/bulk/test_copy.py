@@ -3,8 +3,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +22,7 @@ from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.state_file_writer import write_state_file
 from hpctrain.errors import CheckpointError
+from tests.processes import run_python
 
 SIZES = (
     0,
@@ -310,19 +309,9 @@ resource.setrlimit(resource.RLIMIT_AS, (used + {room} * 2**20, resource.RLIM_INF
 def test_memory_is_bounded_and_little_of_it_will_do(tmp_path: Path, room_mib: int | None):
     content = write(tmp_path / "source", 96 * 2**20)
     limit = "" if room_mib is None else NARROW.format(room=room_mib)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            MEASURED.format(limit=limit),
-            str(tmp_path / "source"),
-            str(tmp_path / "target"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_python(
+        "-c", MEASURED.format(limit=limit), tmp_path / "source", tmp_path / "target", timeout_s=60
     )
-    assert done.returncode == 0, done.stderr
     size, grown_mib = done.stdout.split()
     assert int(size) == len(content)
     assert float(grown_mib) < 40

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from hpctrain.cli.diff import render, to_json
 from hpctrain.cli.json_output import schema
 from hpctrain.launch.run_diff import Difference
 from tests.cli.test_json_output import check
+from tests.processes import run_python
 
 SCRIPT = """
 import sys
@@ -55,15 +55,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def diff(place: Path, *words: str, code: int = 0, **environ: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hpctrain.cli", "diff", *words],
-        cwd=place,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_python(
+        "-m", "hpctrain.cli", "diff", *words, cwd=place, environ=environ, code=code, timeout_s=60
     )
-    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 

@@ -20,6 +20,8 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.uncaught import INTERRUPTED
 from tests.cli.test_json_output import check
+from tests.processes import run_python
+from tests.runs import reported
 from tests.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -96,21 +98,11 @@ def place(begun: Path) -> Path:
 def replay(
     place: Path, *words: str, code: int = 0, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "hpctrain.cli", "replay", *words],
-        cwd=place,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return run_python("-m", "hpctrain.cli", "replay", *words, cwd=place, environ=environ, code=code)
 
 
 def losses(root: Path) -> list[float]:
-    lines = (root / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["metrics"]["loss"] for line in lines]
+    return [metrics["loss"] for metrics in reported(root)]
 
 
 @pytest.mark.mpi

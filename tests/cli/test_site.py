@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpctrain.plan.site import load_site
-from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.clusters import own_cluster
 
 SCRIPT = """
 import sys
@@ -133,11 +132,7 @@ def test_a_job_is_submitted_only_where_runs_become_jobs(
 def accounted() -> Iterator[VirtualCluster]:
     """A cluster with accounting, and without GPUs."""
     spec = ClusterSpec(num_nodes=1, cpus_per_node=2, gpus_per_node=0, accounting=True)
-    require_components(spec)
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
+    with own_cluster(spec) as cluster:
         yield cluster
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from hpctrain.rundir.live_view import LiveView
 from hpctrain.rundir.states import RunState
 from tests.cli.live_views import large_view, small_view, some_views
 from tests.cli.test_top import HPCTRAIN
+from tests.processes import run_python
 
 PATIENCE_S = 30.0
 
@@ -207,10 +207,7 @@ def test_without_textual_it_says_what_to_install(tmp_path: Path) -> None:
         "sys.argv[1:] = ['top']\n"
         "app()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2, done.stderr
+    done = run_python("-c", code, cwd=tmp_path, code=2, timeout_s=60)
     assert "pip install 'hpctrain[top]'" in done.stderr
     # Without a terminal it is not needed.
     done = subprocess.run(

@@ -106,17 +106,10 @@ def test_values_of_others_cannot_write_into_the_terminal() -> None:
     assert "\x1b" not in render(nasty, None, width=None)
 
 
-@pytest.fixture
-def in_cluster(virtual_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch) -> VirtualCluster:
-    for name, value in virtual_slurm.environ.items():
-        monkeypatch.setenv(name, value)
-    return virtual_slurm
-
-
 @pytest.mark.slurm
-def test_a_job_of_anybody_and_one_that_never_starts(in_cluster: VirtualCluster) -> None:
+def test_a_job_of_anybody_and_one_that_never_starts(in_slurm: VirtualCluster) -> None:
     options = ["--parsable", "--output=/dev/null", "--partition=short", "--time=5", "--wrap=true"]
-    job = in_cluster.run_on("head", ["sbatch", *options]).stdout.strip()
+    job = in_slurm.run_on("head", ["sbatch", *options]).stdout.strip()
     try:
         said = CliRunner().invoke(app, ["why", job])
         assert said.exit_code == 3, said.output
@@ -126,11 +119,11 @@ def test_a_job_of_anybody_and_one_that_never_starts(in_cluster: VirtualCluster) 
         check(told, schema("why"))
         assert told["verdict"] == "never"
     finally:
-        in_cluster.run_on("head", ["scancel", job])
+        in_slurm.run_on("head", ["scancel", job])
 
 
 @pytest.mark.slurm
-def test_a_job_that_slurm_does_not_know(in_cluster: VirtualCluster) -> None:
+def test_a_job_that_slurm_does_not_know(in_slurm: VirtualCluster) -> None:
     said = CliRunner().invoke(app, ["why", "999999"])
     # 3 would say that it never starts.
     assert said.exit_code == 4
@@ -139,11 +132,11 @@ def test_a_job_that_slurm_does_not_know(in_cluster: VirtualCluster) -> None:
 
 
 @pytest.mark.slurm
-def test_tasks_of_an_array_and_names_that_are_no_utf_8(in_cluster: VirtualCluster) -> None:
+def test_tasks_of_an_array_and_names_that_are_no_utf_8(in_slurm: VirtualCluster) -> None:
     # The job's name pretends to be the fields of another one.
     name = r"$'caf\xe9 UserId=you(7) JobState=FAILED ExitCode=9:0'"
     command = f"sbatch --parsable --hold --array=1-3 --output=/dev/null -J {name} --wrap=true"
-    job = in_cluster.run_on("head", ["bash", "-c", command]).stdout.strip()
+    job = in_slurm.run_on("head", ["bash", "-c", command]).stdout.strip()
     try:
         for words in (job, f"{job}_2", f"{job}_[1-3]"):
             said = CliRunner().invoke(app, ["why", words])
@@ -151,7 +144,7 @@ def test_tasks_of_an_array_and_names_that_are_no_utf_8(in_cluster: VirtualCluste
             assert re.match(rf"job \d+ \(task {job}_.*\): pending", said.stdout), said.stdout
             assert "scontrol release" in said.stdout
     finally:
-        in_cluster.run_on("head", ["scancel", job])
+        in_slurm.run_on("head", ["scancel", job])
     assert CliRunner().invoke(app, ["why", "0"]).exit_code == 2
 
 

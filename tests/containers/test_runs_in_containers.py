@@ -20,6 +20,7 @@ from hpctrain import Result
 from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.testing.slurm import VirtualCluster
 from tests.containers.conftest import Image
+from tests.processes import run_python
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
 TIMEOUT_S = 240
@@ -120,15 +121,7 @@ def fit(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def hpctrain(*words: str, cwd: Any, environ: Any) -> str:
     """Return what a command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpctrain.cli", *words],
-        env={**os.environ, **environ},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", "hpctrain.cli", *words, cwd=cwd, environ=environ, timeout_s=TIMEOUT_S)
     return done.stdout
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
 from tests.containers.conftest import Image
+from tests.processes import run_python
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
 TIMEOUT_S = 240
@@ -51,15 +50,15 @@ def test_a_validation_sees_what_ranks_see(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "runs"), json.dumps(image.values), where],
-        env={**os.environ, **virtual_slurm.environ, **image.environ},
+    run_python(
+        script,
+        tmp_path / "runs",
+        json.dumps(image.values),
+        where,
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
+        environ={**virtual_slurm.environ, **image.environ},
+        timeout_s=TIMEOUT_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     assert os.path.exists(OUTSIDE)
     ((_, metrics),) = Result.from_path(tmp_path / "runs/run").best_checkpoints
     assert (metrics["sees"], metrics["a"]) == (0, 2)

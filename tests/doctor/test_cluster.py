@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.clusters import own_cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -191,18 +191,12 @@ def test_the_text_is_whole_at_80_columns(
 def strict() -> Iterator[VirtualCluster]:
     """A cluster with accounting whose nodes have a /tmp of their own."""
     spec = ClusterSpec(num_nodes=2, gpus_per_node=0, accounting=True, private_tmp=os.geteuid() == 0)
-    require_components(spec)
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
-        for words in (
-            "add qos brief maxwall=1",
-            "add qos single maxsubmitjobsperuser=0",
-            "modify user root set qos+=brief",
-        ):
-            done = cluster.run_on("head", ["sacctmgr", "--immediate", *words.split()])
-            assert done.returncode == 0, done.stdout + done.stderr
+    accounting = (
+        "add qos brief maxwall=1",
+        "add qos single maxsubmitjobsperuser=0",
+        "modify user root set qos+=brief",
+    )
+    with own_cluster(spec, *accounting) as cluster:
         yield cluster
 
 

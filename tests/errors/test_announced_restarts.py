@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import run_python
+
 SCRIPT = """
 import os, signal, sys, time
 import hpctrain, hpctrain.collective
@@ -51,54 +53,38 @@ def restarts(output: str) -> list[str]:
     return [line for line in output.splitlines() if "; restart " in line]
 
 
-def hpctrain(*args: str, cwd: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hpctrain.cli", *args],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(*argv: str, cwd: Path) -> str:
+    return run_python(*argv, cwd=cwd, environ={"HPCTRAIN_LAUNCHER": "local"}).stdout
+
+
+def hpctrain(*argv: str, cwd: Path) -> str:
+    return run("-m", "hpctrain.cli", *argv, cwd=cwd)
 
 
 @pytest.mark.mpi
 def test_the_terminal_the_status_and_the_history_name_each_failure(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "HPCTRAIN_LAUNCHER": "local"}
-    ended = subprocess.run(
-        [sys.executable, "train.py", "SIGKILL", "the loss is gone"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr
+    printed = run("train.py", "SIGKILL", "the loss is gone", cwd=tmp_path)
     node = os.uname().nodename
     said = [
         f"rank 1 on {node} was killed (SIGKILL); restart 1 of 3 from checkpoint 000002",
         f"rank 1 on {node} raised ValueError: the loss is gone; restart 2 of 3 from checkpoint "
         "000002",
     ]
-    assert restarts(ended.stdout) == [f"hpctrain: run: {sentence}" for sentence in said]
-    lines = ended.stdout.splitlines()
+    assert restarts(printed) == [f"hpctrain: run: {sentence}" for sentence in said]
+    lines = printed.splitlines()
     # A report that was held back may come in between.
     after = lines[lines.index(f"hpctrain: run: {said[0]}") :]
     assert after.index("hpctrain: run starting") <= 2
-    view = json.loads(
-        hpctrain("status", "run", "-s", ".", "--json", cwd=tmp_path, environment=environment)
-    )
+    view = json.loads(hpctrain("status", "run", "-s", ".", "--json", cwd=tmp_path))
     assert view["last_restart"] == said[1]
-    shown = hpctrain("history", "run", "-s", ".", cwd=tmp_path, environment=environment)
+    shown = hpctrain("history", "run", "-s", ".", cwd=tmp_path)
     assert shown.startswith("run: finished, 3 attempts, 2 restarts\n")
     flat = " ".join(shown.split())
     assert all(sentence in flat for sentence in said)
     # Whoever attaches later sees it, too.
-    attached = hpctrain("attach", "run", "-s", ".", cwd=tmp_path, environment=environment)
-    assert restarts(attached) == restarts(ended.stdout)
+    attached = hpctrain("attach", "run", "-s", ".", cwd=tmp_path)
+    assert restarts(attached) == restarts(printed)
 
 
 @pytest.mark.mpi
@@ -165,6 +151,6 @@ def test_a_follower_on_the_login_node_announces_a_kill(virtual_slurm: Any, tmp_p
         r"000002",
         line,
     ), output
-    shown = hpctrain("history", "run", "-s", ".", cwd=tmp_path, environment=environment)
+    shown = hpctrain("history", "run", "-s", ".", cwd=tmp_path)
     assert re.search(r"^run: finished, 2 attempts, 1 restart, 1 job$", shown, re.MULTILINE), shown
     assert "was submitted" in shown

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ import pytest
 from hpctrain import ConfigError, DataParallelTrainer, LaunchError, RunConfig, ScalingConfig
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.clusters import own_cluster
+from tests.processes import run_python
 
 SCRIPT = """
 import json, sys
@@ -48,25 +49,10 @@ def script() -> Iterator[Path]:
         yield path
 
 
-@contextmanager
-def started(spec: ClusterSpec) -> Iterator[VirtualCluster]:
-    # pytest's own temporary directories have paths that are too long for Slurm's sockets.
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
-        yield cluster
-
-
 def refuse(cluster: VirtualCluster, script: Path, storage: Path, scaling: str, slurm: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(script), str(storage), scaling, slurm],
-        env={**os.environ, **cluster.environ},
-        capture_output=True,
-        text=True,
-        timeout=90,
+    done = run_python(
+        script, storage, scaling, slurm, environ=cluster.environ, code=3, timeout_s=90
     )
-    assert done.returncode == 3, done.stdout + done.stderr
     return done.stdout
 
 
@@ -147,8 +133,7 @@ def assert_verbs_know(cluster: VirtualCluster, run: Path, *, account: str) -> No
 @pytest.mark.matrix("refused accounts and QOS")
 def test_an_account_or_qos_that_slurm_refuses_is_named(script: Path, tmp_path: Path) -> None:
     spec = ClusterSpec(num_nodes=1, gpus_per_node=0, accounting=True)
-    require_components(spec)
-    with started(spec) as cluster:
+    with own_cluster(spec) as cluster:
         refused = refuse(cluster, script, tmp_path, '{"num_workers": 1}', '{"account": "nope"}')
         assert "Slurm refused the job" in refused
         assert "account='nope'" in refused
@@ -168,7 +153,7 @@ def test_a_storage_path_that_nodes_cannot_see_is_found_by_the_first_action(
     require_components(spec)
     if spec.mode != "namespaces" or os.geteuid() != 0:
         pytest.skip("a /tmp of its own for each node needs root")
-    with started(spec) as cluster:
+    with own_cluster(spec) as cluster:
         refused = refuse(cluster, script, tmp_path, '{"num_workers": 1}', "{}")
     # Slurm 22.05 does not begin the job; 24.11 and 26.05 make the directory of its log on the node.
     assert re.search(r"LaunchError: job 1 ended \(FAILED, ExitCode (0:53|66:0)", refused), refused

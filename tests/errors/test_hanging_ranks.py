@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from hpctrain.backend import BackendContext
 from hpctrain.execute.examine import find_py_spy
 from hpctrain.testing.slurm import VirtualCluster
 from tests import runs
+from tests.processes import run_python
 
 pytestmark = pytest.mark.mpi
 TIMEOUT_S = 3.0
@@ -375,14 +374,7 @@ def test_in_a_job_the_agent_of_the_node_looks_at_a_stopped_rank_and_all_start_ag
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        env={**os.environ, **virtual_slurm.environ},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python(script, tmp_path, environ=virtual_slurm.environ, timeout_s=150)
     assert done.stdout.endswith("2\n")
     result = Result.from_path(tmp_path / "run")
     assert re.search(r"rank 3 of 4 on \S+ hangs in phase training", str(result.attempts[0].cause))

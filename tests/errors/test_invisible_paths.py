@@ -17,6 +17,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.clusters import own_cluster
 
 pytestmark = pytest.mark.slurm
 
@@ -87,10 +88,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     # Debian's too, where this environment sees them.
     mine = [f"import site; site.addsitedir({path!r})\n" for path in getsitepackages()]
     (packages / "mine.pth").write_text("".join(mine))
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
+    with own_cluster(spec) as cluster:
         yield Site(cluster, shared, private, private / "venv/bin/python")
 
 

@@ -17,6 +17,7 @@ from hpctrain import Result
 from hpctrain.control.memory import MemoryCgroup
 from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode, memory_cgroups
+from tests.processes import run_python
 
 LIMIT_MIB = 300
 
@@ -173,14 +174,17 @@ def limited_slurm() -> Iterator[VirtualCluster]:
 def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node_and_limit(
     limited_slurm: VirtualCluster, script: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "rank", "4", "2", "2", f"{LIMIT_MIB}M"],
-        env={**os.environ, **limited_slurm.environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = run_python(
+        script,
+        tmp_path,
+        "rank",
+        "4",
+        "2",
+        "2",
+        f"{LIMIT_MIB}M",
+        environ=limited_slurm.environ,
+        code=4,
     )
-    assert done.returncode == 4, done.stdout + done.stderr
     first, *further = done.stdout.splitlines()
     assert re.match(
         r"WorkerError: rank 2 of 4 on node2 failed without a word: killed by the kernel, out of "

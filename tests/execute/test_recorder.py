@@ -77,13 +77,6 @@ class Broadcasts(list[tuple[str, dict[str, Any]]]):
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    paths = RunPaths(tmp_path / "run")
-    paths.checkpoints.mkdir(parents=True)
-    return paths
-
-
-@pytest.fixture
 def broadcasts() -> Broadcasts:
     return Broadcasts()
 

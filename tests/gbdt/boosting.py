@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpctrain import CheckpointConfig, Result, RunConfig, ScalingConfig
+from hpctrain import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
 
 Fit = Callable[..., Result]
 
@@ -31,6 +32,18 @@ def with_random_labels(frames: dict[str, Any]) -> dict[str, Any]:
         name: frame.assign(target=random.integers(0, 2, len(frame)))
         for name, frame in frames.items()
     }
+
+
+def restarts_once(storage: Path) -> RunConfig:
+    """Return how a run on this machine is looked after of which a rank dies."""
+    return RunConfig(
+        storage_path=storage,
+        name="killed",
+        verbose=0,
+        launcher="local",
+        failure_config=FailureConfig(max_failures=1),
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=10),
+    )
 
 
 def make_fit(

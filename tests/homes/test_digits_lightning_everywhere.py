@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +9,22 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_lightning.py"
 TIMEOUT_S = 180
 
 
 def run(storage: Path, name: str, environ: dict[str, str], *options: str) -> Result:
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "--epochs=2", f"--storage={storage}", f"--name={name}", *options],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
+    done = run_python(
+        EXAMPLE,
+        "--epochs=2",
+        f"--storage={storage}",
+        f"--name={name}",
+        *options,
+        environ=environ,
+        timeout_s=TIMEOUT_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "held-out accuracy" in done.stdout
     return Result.from_path(storage / name)
 

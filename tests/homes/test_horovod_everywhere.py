@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
+from tests.runs import reported
 
 pytest.importorskip("horovod", reason="hpctrain install horovod")
 
@@ -20,17 +18,9 @@ TIMEOUT_S = 180
 
 
 def losses(storage: Path, name: str, environ: dict[str, str], *options: str) -> list[float]:
-    argv = [sys.executable, str(EXAMPLE), "--epochs=2", f"--storage={storage}", f"--name={name}"]
-    done = subprocess.run(
-        [*argv, *options],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = (storage / name / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["metrics"]["loss"] for line in lines]
+    argv = (EXAMPLE, "--epochs=2", f"--storage={storage}", f"--name={name}", *options)
+    run_python(*argv, environ=environ, timeout_s=TIMEOUT_S)
+    return [metrics["loss"] for metrics in reported(storage / name)]
 
 
 @pytest.mark.slurm

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
 
 SCRIPT = """
 import os, signal, sys
@@ -100,14 +98,13 @@ def test_a_killed_rank_costs_the_rounds_since_the_newest_checkpoint(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), library],
-        env={**os.environ, **virtual_slurm.environ, "HPCTRAIN_LAUNCHER": ""},
-        capture_output=True,
-        text=True,
-        timeout=150,
+    run_python(
+        script,
+        tmp_path,
+        library,
+        environ={**virtual_slurm.environ, "HPCTRAIN_LAUNCHER": ""},
+        timeout_s=150,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     result = Result.from_path(tmp_path / "run")
     assert (len(result.nodes), len(result.attempts), len(result.job_ids)) == (2, 2, 1)
     assert result.return_value == (3, 143), "went on after 3 rounds, with a quarter of 569 rows"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster, best_mode
+from tests.processes import run_python
 
 SCRIPT = """
 import socket, sys
@@ -86,14 +84,7 @@ def test_ranks_of_two_nodes_find_each_other(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), library],
-        env={**os.environ, **debian.environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(script, tmp_path, library, environ=debian.environ)
     result = Result.from_path(tmp_path / "run")
     assert len(result.nodes) == 2
     assert result.return_value == ("127.0.1.1", 4)

@@ -13,6 +13,8 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
+from tests.runs import reported
 from tests.waiting import wait_until_final
 
 pytestmark = pytest.mark.slurm
@@ -62,21 +64,11 @@ def place(tmp_path: Path) -> Path:
 def command(
     place: Path, *words: str, environ: dict[str, str], code: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=place,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return run_python(*words, cwd=place, environ=environ, code=code)
 
 
 def losses(root: Path) -> list[float]:
-    lines = (root / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["metrics"]["loss"] for line in lines]
+    return [metrics["loss"] for metrics in reported(root)]
 
 
 def test_a_job_is_submitted_again_after_its_module_was_edited(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
 from tests.waiting import wait_until, wait_until_final
 
 HELPER = "VALUE = 'as it was'\n"
@@ -64,15 +62,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def start(place: Path, *words: str, environ: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
-        [sys.executable, "train.py", *words],
-        cwd=place,
-        env={**os.environ, **(environ or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("train.py", *words, cwd=place, environ=environ)
 
 
 def value(place: Path) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +9,17 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
+from tests.runs import reported
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_digits.py"
 TIMEOUT_S = 240
 
 
 def run(storage: Path, environ: dict[str, str], *options: str) -> list[tuple[float, float]]:
-    done = subprocess.run(
-        [
-            *(sys.executable, str(EXAMPLE), "--skip-predictions"),
-            *(f"--storage={storage}", "--name=digits", *options),
-        ],
-        env={**os.environ, **environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = (storage / "digits" / "metrics.jsonl").read_text().splitlines()
-    reports = [json.loads(line)["metrics"] for line in lines]
-    return [(metrics["epoch"], metrics["loss"]) for metrics in reports]
+    argv = (EXAMPLE, "--skip-predictions", f"--storage={storage}", "--name=digits", *options)
+    run_python(*argv, environ={**environ, "HF_HUB_OFFLINE": "1"}, timeout_s=TIMEOUT_S)
+    return [(metrics["epoch"], metrics["loss"]) for metrics in reported(storage / "digits")]
 
 
 @pytest.mark.slurm

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -14,6 +11,7 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
 
 TUMORS = Path(__file__).parents[2] / "examples" / "tumors.py"
 TIMEOUT_S = 180
@@ -21,14 +19,9 @@ TIMEOUT_S = 180
 
 def score(storage: Path, environ: dict[str, str], *options: str) -> tuple[float, np.ndarray]:
     """Return the AUC that the example prints, and its predictions."""
-    done = subprocess.run(
-        [sys.executable, str(TUMORS), f"--storage={storage}", *options],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
+    done = run_python(
+        TUMORS, f"--storage={storage}", *options, environ=environ, timeout_s=TIMEOUT_S
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     auc = re.search(r"held-out AUC +(\d\.\d+)", done.stdout)
     assert auc is not None
     (output,) = storage.glob("*.h5")

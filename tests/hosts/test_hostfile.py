@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from hpctrain import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from tests.runs import reported
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 HPCTRAIN = str(Path(sys.executable).with_name("hpctrain"))
@@ -110,8 +110,7 @@ def test_digits_has_the_losses_of_a_laptop(machines: Any, tmp_path: Path) -> Non
     assert machines.start(argv, machines.variables(), log).wait(TIMEOUT_S) == 0, log.read_text()
 
     def losses(name: str) -> list[float]:
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["metrics"]["loss"] for line in lines]
+        return [metrics["loss"] for metrics in reported(tmp_path / name)]
 
     assert losses("hosts") == losses("laptop")
     assert Result.from_path(tmp_path / "hosts").nodes == ("node1", "node2")

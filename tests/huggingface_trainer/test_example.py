@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_python
 
 pytest.importorskip("transformers")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_digits.py"
@@ -16,15 +15,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_digits.py"
 
 @pytest.mark.mpi
 def test_two_ranks_read_digits_with_a_loop_of_accelerate(tmp_path: Path) -> None:
-    said = subprocess.run(
-        [sys.executable, EXAMPLE, "--form=accelerate", "--epochs=4", "--storage=runs"],
+    said = run_python(
+        EXAMPLE,
+        "--form=accelerate",
+        "--epochs=4",
+        "--storage=runs",
         cwd=tmp_path,
-        env={**os.environ, "HPCTRAIN_LAUNCHER": "local"},
-        capture_output=True,
-        text=True,
-        timeout=240,
+        environ={"HPCTRAIN_LAUNCHER": "local"},
+        timeout_s=240,
     )
-    assert said.returncode == 0, said.stderr
     (accuracy,) = re.findall(r"^held-out accuracy  (\S+)$", said.stdout, re.MULTILINE)
     assert float(accuracy) > 0.4, "a guess is right once in ten"
     assert (

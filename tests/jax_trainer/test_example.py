@@ -20,14 +20,10 @@ from hpctrain.data import from_numpy
 from hpctrain.jax import JaxPredictor, JaxTrainer
 from hpctrain.predict import BatchPredictor
 from hpctrain.testing.slurm import VirtualCluster
+from tests.runs import reported
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = {"epochs": 3, "lr": 0.05, "batch_size": 64, "seed": 7}
-
-
-def reported(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["metrics"] for line in lines]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ from hpctrain.rundir.status import read_status
 from hpctrain.testing.fake_ranks import FakeRanks
 from hpctrain.world import World
 from tests.plans import make_plan
+from tests.worlds import make_world
 
 
 class FakeExistingRanks(FakeRanks):
@@ -39,13 +39,6 @@ class FakeExistingRanks(FakeRanks):
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    paths = RunPaths(tmp_path / "run")
-    paths.checkpoints.mkdir(parents=True)
-    return paths
-
-
-@pytest.fixture
 def made(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(coordinator, "ExistingRanks", FakeExistingRanks)
@@ -55,17 +48,7 @@ def made(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
         paths=paths, run_config=RunConfig(name="run", verbose=0), resume_from=None
     )
     submission: Any = SimpleNamespace(request=request, plan=plan)
-    world = World(
-        attempt=0,
-        world_rank=0,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=0,
-        num_nodes=2,
-        hostname="node0",
-    )
-    return Coordinator(submission, world)
+    return Coordinator(submission, make_world(0, 2, num_nodes=2, attempt=0))
 
 
 def ranks_of(made: Coordinator) -> FakeExistingRanks:

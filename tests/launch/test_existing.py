@@ -19,29 +19,22 @@ from hpctrain.launch import existing
 from hpctrain.launch.digests import MODULES
 from hpctrain.launch.existing import Existing
 from hpctrain.launch.life import LifeTest
-from hpctrain.plan.spec import RankSettings, RunSpec
+from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
+from tests.plans import SETTINGS
 
 DIGESTS = {"training function": "f1", "train_loop_config": "c1", "number of workers": "2"}
 
 
 def make_spec(**changes: Any) -> RunSpec:
-    settings = RankSettings(
-        name="run",
-        cwd="/",
-        sys_path=(),
-        cpus_per_worker=1,
-        gpus_per_worker=0,
-        commit_timeout_s=1.0,
-    )
     return RunSpec(
         **{
             "trainer": "hpctrain.TorchTrainer",
             "backend": "hpctrain.TorchConfig",
             "fingerprint": "1",
             "digests": DIGESTS,
-            "settings": settings,
+            "settings": SETTINGS,
             "worker": b"",
             "executor": b"",
             **changes,

@@ -16,21 +16,13 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.bootstrap import hello_details
 from hpctrain.world import World
 from tests.waiting import wait_until
+from tests.worlds import make_world
 
 LIMIT_S = 30.0
 
 
 def world(rank: int) -> World:
-    return World(
-        attempt=1,
-        world_rank=rank,
-        world_size=2,
-        local_rank=rank,
-        local_world_size=2,
-        node_rank=0,
-        num_nodes=1,
-        hostname="node1",
-    )
+    return make_world(rank, 2)
 
 
 class Started:

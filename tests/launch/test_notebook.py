@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import write_status
 from tests.cli.live_views import large_view, small_view
 from tests.launch.test_live_watch import STATUS, at_work, make_run
+from tests.processes import run_python
 
 
 def test_a_handle_is_shown_as_html(tmp_path: Path) -> None:
@@ -80,12 +79,5 @@ def test_it_is_drawn_until_the_run_is_over(tmp_path: Path) -> None:
         }}
         print("drawn", len(others))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", textwrap.dedent(script), cwd=Path(__file__).parents[2], timeout_s=60)
     assert "drawn" in done.stdout

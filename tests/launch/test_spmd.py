@@ -15,19 +15,11 @@ from hpctrain.errors import ConfigError, LaunchError, TrainingFailedError, Worke
 from hpctrain.launch import spmd
 from hpctrain.plan import spec
 from hpctrain.world import World
+from tests.worlds import make_world
 
 
 def world(rank: int, size: int = 2) -> World:
-    return World(
-        attempt=0,
-        world_rank=rank,
-        world_size=size,
-        local_rank=rank,
-        local_world_size=size,
-        node_rank=0,
-        num_nodes=1,
-        hostname="node1",
-    )
+    return make_world(rank, size, attempt=0)
 
 
 class Comm:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "boost.py"
 
@@ -18,15 +17,17 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "boost.py"
 def test_the_example_boosts_the_tumours_of_a_file(tmp_path: Path, library: str) -> None:
     pytest.importorskip(library)
     pytest.importorskip("h5py")
-    said = subprocess.run(
-        [sys.executable, EXAMPLE, "--library", library, "--storage", "runs", "--name", "tumours"],
+    said = run_python(
+        EXAMPLE,
+        "--library",
+        library,
+        "--storage",
+        "runs",
+        "--name",
+        "tumours",
         cwd=tmp_path,
-        env={**os.environ, "HPCTRAIN_LAUNCHER": "local"},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        environ={"HPCTRAIN_LAUNCHER": "local"},
     )
-    assert said.returncode == 0, said.stderr
     (auc,) = re.findall(r"^held-out AUC  (\S+), after \d+ rounds$", said.stdout, re.MULTILINE)
     assert float(auc) > 0.98
     assert (tmp_path / "runs" / "tumours" / "status.json").exists()

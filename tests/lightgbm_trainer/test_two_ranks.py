@@ -11,7 +11,6 @@ import pytest
 import hpctrain
 from hpctrain import (
     CheckpointConfig,
-    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
@@ -23,7 +22,7 @@ from hpctrain.lightgbm import (
     LightGBMConfig,
     LightGBMTrainer,
 )
-from tests.gbdt.boosting import with_random_labels
+from tests.gbdt.boosting import restarts_once, with_random_labels
 
 pytestmark = pytest.mark.mpi
 
@@ -120,14 +119,7 @@ def test_a_killed_rank_leads_to_a_restart_from_the_newest_checkpoint(
         train_kwargs={"callbacks": [_dies_in_round(17)]},
         num_boost_round=25,
         lightgbm_config=LightGBMConfig(network=network),
-        run=RunConfig(
-            storage_path=tmp_path,
-            name="killed",
-            verbose=0,
-            launcher="local",
-            failure_config=FailureConfig(max_failures=1),
-            checkpoint_config=CheckpointConfig(checkpoint_frequency=10),
-        ),
+        run=restarts_once(tmp_path),
     )
     assert len(result.attempts) == 2
     rounds = [metrics["training_iteration"] for metrics in result.metrics_history]

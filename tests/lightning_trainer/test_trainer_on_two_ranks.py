@@ -126,13 +126,8 @@ def test_two_ranks_go_on_within_an_epoch_with_the_rows_that_are_left(
 @pytest.mark.long
 @pytest.mark.slurm
 def test_a_job_on_two_nodes_has_the_losses_of_a_laptop(
-    laptop: Result,
-    virtual_slurm: VirtualCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    laptop: Result, in_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
-    for name, value in virtual_slurm.environ.items():
-        monkeypatch.setenv(name, value)
     job = fit(tmp_path, nodes=2)
     assert losses(job) == losses(laptop)
     assert (len(job.job_ids), len(job.nodes)) == (1, 2)

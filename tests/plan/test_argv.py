@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -49,15 +50,20 @@ def test_the_command_that_starts_the_ranks(golden, kind: str, local: bool):
     golden(f"argv/ranks-{kind}-{'local' if local else 'on-nodes'}.txt", lines(argv))
 
 
-def test_the_command_that_starts_the_agents(golden):
-    command = agent_argv(
+def command_of_an_agent(*addresses: str, **options: Any) -> list[str]:
+    return agent_argv(
         "/env/bin/python",
         cwd="/home/me/my work",
         attempt=3,
         socket="hpctrain-abc.%N",
         secret="/runs/one/.secret-3",
-        addresses=["10.0.0.1:4711", "192.168.0.1:4711"],
+        addresses=addresses,
+        **options,
     )
+
+
+def test_the_command_that_starts_the_agents(golden):
+    command = command_of_an_agent("10.0.0.1:4711", "192.168.0.1:4711")
     golden("argv/agents.txt", lines(agent_step_argv(PLACEMENT, command)))
 
 
@@ -161,15 +167,7 @@ def test_agents_and_ranks_on_the_hosts_of_a_hostfile(golden, kind: str):
 
 
 def test_agents_of_a_run_that_goes_on_without_a_node(golden):
-    command = agent_argv(
-        "/env/bin/python",
-        cwd="/home/me/my work",
-        attempt=3,
-        socket="hpctrain-abc.%N",
-        secret="/runs/one/.secret-3",
-        addresses=["10.0.0.1:4711"],
-        lease_s=30.0,
-    )
+    command = command_of_an_agent("10.0.0.1:4711", lease_s=30.0)
     argv = agent_step_argv(CHOSEN, command, idle_nodes=["gpu4"], survives_loss=True)
     golden("argv/agents-of-chosen-and-idle-nodes.txt", lines(argv))
 

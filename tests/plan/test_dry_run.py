@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeShape, node_range, place_on_one_node, place_workers
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.site import known_shape, load_site, site_srun_args
-from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
+from hpctrain.plan.spec import RunSpec, WorkerSpec
+from tests.plans import SETTINGS
 
 GIB = 2**30
 CASES = {
@@ -128,20 +130,12 @@ def submission(launcher: str, scaling: ScalingConfig) -> Submission:
         worker_spec=worker,
         resume_from=None,
     )
-    settings = RankSettings(
-        name="digits",
-        cwd="/",
-        sys_path=(),
-        cpus_per_worker=1,
-        gpus_per_worker=0,
-        commit_timeout_s=1.0,
-    )
     spec = RunSpec(
         trainer=request.trainer,
         backend="",
         fingerprint="",
         digests={},
-        settings=settings,
+        settings=replace(SETTINGS, name="digits"),
         worker=b"",
         executor=b"",
     )

@@ -8,7 +8,6 @@ import pytest
 from hpctrain import ConfigError, RunConfig
 from hpctrain.backend import BackendConfig
 from hpctrain.plan.spec import (
-    RankSettings,
     RunSpec,
     ValidationSpec,
     WorkerSpec,
@@ -17,6 +16,7 @@ from hpctrain.plan.spec import (
     unpack,
 )
 from hpctrain.validation_config import ValidationTaskConfig
+from tests.plans import SETTINGS
 
 LOCK = threading.Lock()
 BIG = b"x" * (11 * 2**20)
@@ -143,14 +143,7 @@ def test_a_run_spec_comes_back_from_its_bytes():
         backend="c.D",
         fingerprint="00",
         digests={"training function": "11"},
-        settings=RankSettings(
-            name="run",
-            cwd="/",
-            sys_path=(),
-            cpus_per_worker=1,
-            gpus_per_worker=0,
-            commit_timeout_s=1.0,
-        ),
+        settings=SETTINGS,
         worker=b"w",
         executor=b"",
     )

@@ -10,7 +10,7 @@ import hpctrain
 from hpctrain import Backend, BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig
 from hpctrain.backend import BackendContext
 from hpctrain.testing.thread_comm import run_on_threads
-from hpctrain.world import World
+from tests.worlds import make_world
 
 
 class KeyBackend(Backend):
@@ -74,16 +74,7 @@ def test_hooks_that_send_functions_to_the_workers(tmp_path: Path):
 
 
 def group_of(comm):
-    world = World(
-        attempt=1,
-        world_rank=comm.rank,
-        world_size=comm.size,
-        local_rank=comm.rank,
-        local_world_size=comm.size,
-        node_rank=0,
-        num_nodes=1,
-        hostname="here",
-    )
+    world = make_world(comm.rank, comm.size)
     return BackendContext(
         world=world, comm=comm, cpus_per_worker=1, gpu_ids=(), visible_gpu_ids=(), address="here"
     )

@@ -22,6 +22,7 @@ from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import StagedFile, StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
+from tests.damage import flip_bit
 
 NAME = "state-00001-of-00001.safetensors"
 BEYOND_THE_SCAN = 33
@@ -53,14 +54,6 @@ def commit_state(checkpoints: Path, report: int, *, blocks: int = 2) -> Checkpoi
         parts={0: StagedPart.from_bytes(StagedPart(files=tuple(seal(part))).to_bytes())},
     )
     return checkpoint
-
-
-def flip(path: Path, place: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(place)
-        (byte,) = file.read(1)
-        file.seek(place)
-        file.write(bytes([byte ^ 1]))
 
 
 class Reading(Bulk):
@@ -143,7 +136,7 @@ def test_the_manifest_tells_the_kinds_of_digests_apart(tmp_path: Path):
 def test_a_flipped_bit_in_a_states_file_is_found(tmp_path: Path, place: int, complaint: str):
     commit_state(tmp_path, 1)
     checkpoint = commit_state(tmp_path, 2)
-    flip(checkpoint.path / NAME, place)
+    flip_bit(checkpoint.path / NAME, place)
     newest, (told,) = CheckpointStore(tmp_path).newest_good()
     assert newest is not None
     assert newest.report == 1
@@ -192,7 +185,7 @@ def test_a_states_file_that_cannot_be_read_just_now_is_not_set_aside(
 def test_of_a_large_state_blocks_are_left_to_those_that_load_it(tmp_path: Path):
     commit_state(tmp_path, 1)
     checkpoint = commit_state(tmp_path, 2, blocks=BEYOND_THE_SCAN)
-    flip(checkpoint.path / NAME, 10_000)
+    flip_bit(checkpoint.path / NAME, 10_000)
     store = CheckpointStore(tmp_path)
     newest, complaints = store.newest_good()
     assert newest is not None

@@ -180,12 +180,8 @@ def test_a_job_that_ended_without_a_word_names_its_log_and_the_lines_before():
 
 
 @pytest.fixture
-def run_job(
-    virtual_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], str]]:
+def run_job(in_slurm: VirtualCluster) -> Iterator[Callable[[str], str]]:
     """Return what runs a job with a time limit and returns its id once it runs."""
-    for name, value in virtual_slurm.environ.items():
-        monkeypatch.setenv(name, value)
     job_ids: list[str] = []
 
     def slurm(*argv: str) -> str:

@@ -102,9 +102,7 @@ def test_without_slurm_the_next_step_is_said(
 
 
 @pytest.mark.slurm
-def test_a_cluster_says_what_it_is(virtual_slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in virtual_slurm.environ.items():
-        monkeypatch.setenv(name, value)
+def test_a_cluster_says_what_it_is(in_slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # sinfo would show no other.
     monkeypatch.setenv("SINFO_PARTITION", "high")
     monkeypatch.setenv("LOADEDMODULES", "gcc/12.2:cuda/12.1")

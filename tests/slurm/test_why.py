@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from hpctrain.errors import LaunchError
 from hpctrain.slurm.why import Explanation, explain_job
-from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.clusters import own_cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -54,13 +52,7 @@ _LONG = "sleep 300"
 def cluster() -> Iterator[VirtualCluster]:
     """A cluster whose accounts and QOS have limits, in which a partition takes one node a job."""
     spec = ClusterSpec(num_nodes=3, cpus_per_node=16, gpus_per_node=2, accounting=True)
-    require_components(spec)
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
-        for words in _LIMITS:
-            on_head(cluster, "sacctmgr", "--immediate", *words.split())
+    with own_cluster(spec, *_LIMITS) as cluster:
         on_head(cluster, "scontrol", "update", "PartitionName=high", "MaxNodes=1")
         on_head(cluster, "scontrol", "update", "PartitionName=shared", "QoS=brief")
         on_head(cluster, "scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=new disk")

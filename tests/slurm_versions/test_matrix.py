@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from hpctrain import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.cluster_output import parse_pmi_types
-from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.clusters import own_cluster
 from tests.waiting import wait_until, wait_until_final
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
@@ -173,22 +172,16 @@ def test_the_pmi_of_another_library_is_refused_with_the_right_one(
 def with_limits() -> Iterator[VirtualCluster]:
     """A cluster with accounting, a QOS that refuses more than a minute, and ones of one job."""
     spec = ClusterSpec(num_nodes=2, gpus_per_node=0, accounting=True)
-    require_components(spec)
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
-        for words in (
-            "add qos brief maxwall=1 flags=DenyOnLimit",
-            "add account crowded cluster=hpctrain grpjobs=1",
-            "add user root account=crowded",
-            "add account narrow cluster=hpctrain",
-            "add user root account=narrow maxjobs=1",
-            "add qos single maxjobsperuser=1",
-            "modify user root set qos+=brief,single",
-        ):
-            done = cluster.run_on("head", ["sacctmgr", "--immediate", *words.split()])
-            assert done.returncode == 0, done.stdout + done.stderr
+    accounting = (
+        "add qos brief maxwall=1 flags=DenyOnLimit",
+        "add account crowded cluster=hpctrain grpjobs=1",
+        "add user root account=crowded",
+        "add account narrow cluster=hpctrain",
+        "add user root account=narrow maxjobs=1",
+        "add qos single maxjobsperuser=1",
+        "modify user root set qos+=brief,single",
+    )
+    with own_cluster(spec, *accounting) as cluster:
         yield cluster
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
+from tests.clusters import own_cluster
 from tests.run_report.chromium import Chromium
 from tests.waiting import wait_until
 
@@ -39,14 +39,8 @@ for (const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualCluster]:
     spec = ClusterSpec(num_nodes=3, cpus_per_node=4, gpus_per_node=0, accounting=True)
-    require_components(spec)
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
-        for words in ("add account physics cluster=hpctrain", "add user root account=physics"):
-            done = cluster.run_on("head", ["sacctmgr", "--immediate", *words.split()])
-            assert done.returncode == 0, done
+    accounting = ("add account physics cluster=hpctrain", "add user root account=physics")
+    with own_cluster(spec, *accounting) as cluster:
         for name, value in cluster.environ.items():
             monkeypatch.setenv(name, value)
         yield cluster

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -15,20 +12,14 @@ from sklearn.datasets import load_digits
 from hpctrain import Result
 from hpctrain.tensorflow import TensorflowPredictor
 from hpctrain.testing.slurm import VirtualCluster
+from tests.processes import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensorflow_digits.py"
 TIMEOUT_S = 180
 
 
 def run(storage: Path, environ: dict[str, str], *options: str) -> Result:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), f"--storage-path={storage}", *options],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(EXAMPLE, f"--storage-path={storage}", *options, environ=environ, timeout_s=TIMEOUT_S)
     return Result.from_path(storage / "tensorflow-digits")
 
 

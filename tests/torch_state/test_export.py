@@ -31,6 +31,7 @@ from hpctrain.torch.state.export.export import parse_size
 from hpctrain.torch.state.export.staging import remove_dead, staging
 from hpctrain.torch.state.save import write_state
 from hpctrain.torch.state.state_dict.flatten import flatten_state
+from tests.damage import flip_bit
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -232,22 +233,16 @@ def test_a_torch_checkpoint_is_exported_and_compared_with_what_was_committed(
     assert_same(read(tmp_path / "out", format, expected), expected)
     if format != "torch":
         assert (tmp_path / "out" / "config.json").read_text() == '{"model_type": "none"}'
-    flip(Path(checkpoint.path) / "model.safetensors", -5)
+    flip_bit(Path(checkpoint.path) / "model.safetensors", -5)
     with pytest.raises(CheckpointError, match=r"is damaged: it has .* were committed"):
         export_state(checkpoint, tmp_path / "other", format=format)
     assert sorted(os.listdir(tmp_path)) == ["out", "run"]
 
 
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_damaged_state_is_refused_and_nothing_appears(tmp_path: Path, format: Any) -> None:
     save(tmp_path / "s", Net(), ranks=2)
-    flip(tmp_path / "s" / "state-00002-of-00002.safetensors", -5)
+    flip_bit(tmp_path / "s" / "state-00002-of-00002.safetensors", -5)
     with pytest.raises(CheckpointError, match=r"is damaged: block 0 of 1.*Export another"):
         export_state(tmp_path / "s", tmp_path / "out", format=format)
     assert os.listdir(tmp_path) == ["s"]
@@ -488,7 +483,7 @@ def test_what_was_not_written_as_it_should_be_is_found(
         path = Path(storage_writer.path) / "__0_0.distcp"
         content = model.weight.detach().numpy().tobytes()
         whole = path.read_bytes()
-        flip(path, whole.index(content))
+        flip_bit(path, whole.index(content))
 
     monkeypatch.setattr(copy_blocks.os, "pwrite", lose)
     monkeypatch.setattr(dcp_files, "save_by_torch", damage)

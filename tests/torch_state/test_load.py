@@ -33,6 +33,7 @@ from hpctrain.torch.state.save import write_state
 from hpctrain.torch.state.state_dict import optimizer as optimizer_states
 from hpctrain.torch.state.state_dict.flatten import flatten_state
 from hpctrain.world import SerialComm
+from tests.damage import flip_bit
 
 
 class Model(nn.Module):
@@ -385,14 +386,6 @@ def _load_on(ranks: int, directory: Path, states: list[dict[str, Any]]) -> list[
     return run_on_threads(ranks, load)
 
 
-def _flip(path: Path, position: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(position)
-        byte = file.read(1)
-        file.seek(position)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 @pytest.mark.parametrize(("writers", "readers"), [(1, 3), (3, 1), (2, 2), (3, 2)])
 def test_replicas_read_each_byte_once_and_send_it_on(
     tmp_path: Path, writers: int, readers: int
@@ -426,8 +419,13 @@ def _refused(directory: Path, state: dict[str, Any]) -> str:
     return messages[0]
 
 
-def _refusals(directory: Path, state: dict[str, Any], *, timeout_s: float = 20) -> list[str]:
-    """Load on two ranks; return what each raises."""
+def _refusals(
+    directory: Path,
+    *states: dict[str, Any],
+    carrier: type[ThreadTransport] = ThreadTransport,
+    timeout_s: float = 20,
+) -> list[str]:
+    """Load on two ranks, into the state of each or into one; return what each raises."""
     lines: dict[tuple[int, int], queue.SimpleQueue[bytes]]
     lines = {(a, b): queue.SimpleQueue() for a in range(2) for b in range(2)}
 
@@ -437,9 +435,9 @@ def _refusals(directory: Path, state: dict[str, Any], *, timeout_s: float = 20) 
                 directory,
                 model=None,
                 optimizer=None,
-                others={"part": state},
+                others={"part": states[comm.rank % len(states)]},
                 ranks=comm,
-                carrier=ThreadTransport(comm.rank, lines),
+                carrier=carrier(comm.rank, lines),
                 timeout_s=timeout_s,
             )
         return str(caught.value)
@@ -456,22 +454,9 @@ class LostTransport(ThreadTransport):
 
 def test_who_waits_for_a_block_of_another_rank_in_vain_is_told_which(tmp_path: Path) -> None:
     _two_written(tmp_path / "s", CONTENT)
-    lines = {(a, b): queue.SimpleQueue[bytes]() for a in range(2) for b in range(2)}
-
-    def attempt(comm: ThreadComm) -> str:
-        with pytest.raises(CheckpointError) as caught:
-            load_into(
-                tmp_path / "s",
-                model=None,
-                optimizer=None,
-                others={"part": {name: torch.zeros_like(t) for name, t in CONTENT.items()}},
-                ranks=comm,
-                carrier=LostTransport(comm.rank, lines),
-                timeout_s=1,
-            )
-        return str(caught.value)
-
-    for rank, message in enumerate(run_on_threads(2, attempt)):
+    lives = [{name: torch.zeros_like(t) for name, t in CONTENT.items()} for _ in range(2)]
+    messages = _refusals(tmp_path / "s", *lives, carrier=LostTransport, timeout_s=1)
+    for rank, message in enumerate(messages):
         assert f"rank {rank} waited 1 s for rank {1 - rank}, with which it shares block" in message
         assert "Every rank must call load_state()" in message
         assert "Part of the state was changed" in message
@@ -625,7 +610,6 @@ def test_what_a_device_raises_on_one_rank_is_told_on_all(
 ) -> None:
     _two_written(tmp_path / "s", CONTENT)
     lives = [{name: torch.zeros_like(value) for name, value in CONTENT.items()} for _ in range(2)]
-    lines = {(a, b): queue.SimpleQueue[bytes]() for a in range(2) for b in range(2)}
     copy = Memory.copy
 
     def fail(memory: Memory, *content: Any) -> None:
@@ -633,28 +617,15 @@ def test_what_a_device_raises_on_one_rank_is_told_on_all(
             raise torch.OutOfMemoryError("out of memory")
         copy(memory, *content)
 
-    def attempt(comm: ThreadComm) -> str:
-        with pytest.raises(CheckpointError) as caught:
-            load_into(
-                tmp_path / "s",
-                model=None,
-                optimizer=None,
-                others={"part": lives[comm.rank]},
-                ranks=comm,
-                carrier=ThreadTransport(comm.rank, lines),
-                timeout_s=60,
-            )
-        return str(caught.value)
-
     monkeypatch.setattr(Memory, "copy", fail)
-    (message,) = set(run_on_threads(2, attempt))
+    (message,) = set(_refusals(tmp_path / "s", *lives, timeout_s=60))
     assert message.startswith("out of memory")
     assert "load another checkpoint" in message
 
 
 def test_a_flipped_bit_is_told_on_all_ranks_with_file_and_tensor(tmp_path: Path) -> None:
     _, second = _two_written(tmp_path / "s", CONTENT)
-    _flip(second, second.stat().st_size - 1)
+    flip_bit(second, second.stat().st_size - 1)
     live = {name: torch.zeros_like(value) for name, value in CONTENT.items()}
     message = _refused(tmp_path / "s", live)
     assert f"{second} is damaged: block 1 of 2, with part.w, has digest" in message
@@ -686,7 +657,7 @@ def test_damage_that_headers_tell_changes_nothing(tmp_path: Path, damage: str) -
     if damage == "truncated":
         os.truncate(second, second.stat().st_size - 1)
     elif damage == "torn header":
-        _flip(second, 9)
+        flip_bit(second, 9)
     elif damage == "missing":
         second.unlink()
     else:

@@ -6,6 +6,7 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.world import World
+from tests.worlds import make_world
 
 torch = pytest.importorskip("torch")
 
@@ -15,16 +16,7 @@ from hpctrain.torch.loader import PreparedLoader, shard_loader  # noqa: E402
 
 
 def world(rank: int, size: int) -> World:
-    return World(
-        attempt=1,
-        world_rank=rank,
-        world_size=size,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=rank,
-        num_nodes=size,
-        hostname="node",
-    )
+    return make_world(rank, size, num_nodes=size)
 
 
 def epoch_of(

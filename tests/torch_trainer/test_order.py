@@ -13,13 +13,13 @@ import pytest
 import hpctrain
 from hpctrain import RunConfig, ScalingConfig, WorkerError
 from hpctrain.torch import TorchTrainer, prepare_data_loader
-from hpctrain.world import World
 
 torch = pytest.importorskip("torch")
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler  # noqa: E402
 
 from hpctrain.torch.loader import PreparedLoader, shard_loader  # noqa: E402
+from tests.worlds import make_world  # noqa: E402
 
 Draw = Callable[[int], list[int]]
 
@@ -93,26 +93,13 @@ SAMPLERS: dict[str, Callable[[int, int], Sampler[int]]] = {
 }
 
 
-def _world(rank: int, size: int) -> World:
-    return World(
-        attempt=1,
-        world_rank=rank,
-        world_size=size,
-        local_rank=rank,
-        local_world_size=size,
-        node_rank=0,
-        num_nodes=1,
-        hostname="node",
-    )
-
-
 def _loader(sampler: Sampler[int], rank: int, size: int, **loader: Any) -> PreparedLoader:
     if loader.pop("in_batches", False):
         loader["batch_sampler"] = BatchSampler(sampler, loader.pop("batch_size"), drop_last=False)
     else:
         loader["sampler"] = sampler
     data = DataLoader(range(len(sampler)), **loader)  # type: ignore[arg-type]
-    return PreparedLoader(shard_loader(data, _world(rank, size)), None, prefetch=False)
+    return PreparedLoader(shard_loader(data, make_world(rank, size)), None, prefetch=False)
 
 
 def _seen(loader: Any) -> list[int]:

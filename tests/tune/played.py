@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.runner import End, Look, NotNowError, Report, Saved
 from hpctrain.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -17,6 +21,9 @@ from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_rules import SweepRules
 from hpctrain.tune.trial import Origin, Transfer, Trial
 from hpctrain.tune.variants import Variants
+
+NOBODY = 2**22 + 1
+"""No process has this pid."""
 
 
 @dataclass
@@ -152,3 +159,18 @@ def make_sweep(
 
 def states(sweep: Sweep) -> list[str]:
     return [trial.state.value for trial in sweep.trials.values()]
+
+
+def running(paths: RunPaths, *, pid: int = NOBODY) -> None:
+    """Write the status of a run at work by a process of this host; by default there is none."""
+    paths.root.mkdir(parents=True, exist_ok=True)
+    write_status(
+        paths,
+        RunStatus(
+            name=paths.root.name,
+            state=RunState.RUNNING,
+            launcher="local",
+            owner_host=socket.gethostname(),
+            owner_pid=pid,
+        ),
+    )

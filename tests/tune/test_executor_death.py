@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -21,32 +20,16 @@ from hpctrain.rundir.attempts import describe_event
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.rundir.status import read_status
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.runner import End
 from hpctrain.tune.trial import Trial
-
-NOBODY = 2**22 + 1
+from tests.tune.played import running
 
 
 @pytest.fixture(autouse=True)
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
-
-
-def die_at_work(paths: RunPaths) -> None:
-    """Write the status of a run whose executor is gone without a word."""
-    paths.root.mkdir(parents=True, exist_ok=True)
-    write_status(
-        paths,
-        RunStatus(
-            name=paths.root.name,
-            state=RunState.RUNNING,
-            launcher="local",
-            owner_host=socket.gethostname(),
-            owner_pid=NOBODY,
-        ),
-    )
 
 
 def make_runner(tmp_path: Path) -> tuple[LocalRunner, Trial, RunPaths]:
@@ -57,7 +40,7 @@ def make_runner(tmp_path: Path) -> tuple[LocalRunner, Trial, RunPaths]:
 
 
 def end_of(runner: LocalRunner, trial: Trial, paths: RunPaths) -> End:
-    die_at_work(paths)
+    running(paths)
     # As a start does.
     runner._watch(trial).begin()
     end = runner.look(trial).end
@@ -97,7 +80,7 @@ def test_cancel_now_asks_a_trial_to_stop_before_it_ends_its_executor(
 ) -> None:
     """Its tuner looks more often than the command does."""
     _, _, paths = make_runner(tmp_path)
-    die_at_work(paths)
+    running(paths)
     status = read_status(paths)
     assert status is not None
     asked = []
@@ -107,7 +90,7 @@ def test_cancel_now_asks_a_trial_to_stop_before_it_ends_its_executor(
     end_process(paths, status)
     assert asked == [True]
     alone = RunPaths(tmp_path / "elsewhere" / "run")
-    die_at_work(alone)
+    running(alone)
     end_process(alone, status)
     assert not alone.stop_request.exists()
 

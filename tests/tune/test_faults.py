@@ -27,7 +27,7 @@ from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.runner import Look
 from hpctrain.tune.schedulers import TrialScheduler
 from hpctrain.tune.trial import Trial, TrialState
-from tests.tune.played import FakeRunner, Script, make_sweep, states
+from tests.tune.played import FakeRunner, Script, make_sweep, running, states
 
 
 @pytest.fixture(autouse=True)
@@ -112,23 +112,6 @@ def test_the_last_attempt_counts_where_the_first_had_made_more_reports(tmp_path:
     assert log.read_text().splitlines()[-1] == "end 2"
     restored = tune.Tuner.restore(tmp_path / "sweep", train_twice).fit()
     assert restored[0].metrics == {"loss": 2}
-
-
-def running(paths: RunPaths, *, pid: int = 2**22 + 1) -> None:
-    """Write the status of a run at work by a process of this host; by default there is none."""
-    import socket
-
-    paths.root.mkdir(parents=True, exist_ok=True)
-    write_status(
-        paths,
-        RunStatus(
-            name=paths.root.name,
-            state=RunState.RUNNING,
-            launcher="local",
-            owner_host=socket.gethostname(),
-            owner_pid=pid,
-        ),
-    )
 
 
 def test_a_run_whose_files_are_gone_has_ended(tmp_path: Path) -> None:

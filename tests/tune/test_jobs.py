@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +19,13 @@ from hpctrain.launch.life import LifeTest
 from hpctrain.launch.live_watch import JobBoard
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
-from hpctrain.testing.pytest_plugin import require_components
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 from hpctrain.tune.job_life import JobLife
 from hpctrain.tune.jobs_runner import JobsRunner
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
 from hpctrain.tune.runner import End, NotNowError
 from hpctrain.tune.trial import Trial
+from tests.clusters import own_cluster
 from tests.docs.code_blocks import blocks_of
 from tests.waiting import wait_until
 
@@ -383,14 +382,9 @@ def wait_for_end(runner: JobsRunner, trial: Trial) -> End:
 
 
 def test_jobs_that_are_cancelled_or_die_before_they_begin_end_their_trials(
-    virtual_slurm: VirtualCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    leaves_nothing: None,
+    in_slurm: VirtualCluster, tmp_path: Path, leaves_nothing: None
 ) -> None:
-    login = Login(virtual_slurm, tmp_path, "")
-    for name, value in virtual_slurm.environ.items():
-        monkeypatch.setenv(name, value)
+    login = Login(in_slurm, tmp_path, "")
     sweep = tmp_path / "sweep"
     held = trials_runner(sweep, SlurmConfig(sbatch_args=["--hold"]))
     waiting = Trial(trial_id="trial_00000", config={})
@@ -414,14 +408,9 @@ def test_jobs_that_are_cancelled_or_die_before_they_begin_end_their_trials(
 
 
 def test_a_stop_takes_a_job_back_that_has_not_begun(
-    virtual_slurm: VirtualCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    leaves_nothing: None,
+    in_slurm: VirtualCluster, tmp_path: Path, leaves_nothing: None
 ) -> None:
-    login = Login(virtual_slurm, tmp_path, "")
-    for name, value in virtual_slurm.environ.items():
-        monkeypatch.setenv(name, value)
+    login = Login(in_slurm, tmp_path, "")
     runner = trials_runner(tmp_path / "sweep", SlurmConfig(sbatch_args=["--hold"]))
     trial = Trial(trial_id="trial_00000", config={})
     runner.start(trial)
@@ -451,13 +440,11 @@ def test_a_trial_waits_for_what_passes_and_is_refused_what_does_not(
     printed: str,
     error: type[Exception],
     says: str,
-    virtual_slurm: VirtualCluster,
+    in_slurm: VirtualCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The sbatch is one of ours: these answers are hard to get from a cluster."""
-    for name, value in virtual_slurm.environ.items():
-        monkeypatch.setenv(name, value)
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(f"#!/bin/sh\necho 'sbatch: error: {printed}' >&2\nexit 1\n")
@@ -481,17 +468,8 @@ def test_a_trial_waits_for_what_passes_and_is_refused_what_does_not(
 def limited() -> Iterator[VirtualCluster]:
     """A cluster that takes two jobs of this user at a time."""
     spec = ClusterSpec(num_nodes=2, cpus_per_node=4, gpus_per_node=0, accounting=True)
-    require_components(spec)
-    with (
-        tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as state,
-        VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
-    ):
-        for words in (
-            "add account few cluster=hpctrain",
-            "add user root account=few maxsubmitjobs=2",
-        ):
-            done = cluster.run_on("head", ["sacctmgr", "--immediate", *words.split()])
-            assert done.returncode == 0, done.stdout + done.stderr
+    accounting = ("add account few cluster=hpctrain", "add user root account=few maxsubmitjobs=2")
+    with own_cluster(spec, *accounting) as cluster:
         yield cluster
 
 

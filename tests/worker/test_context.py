@@ -15,7 +15,8 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.context import ActiveWorker, activate, is_active
 from hpctrain.worker.report import Session
 from hpctrain.worker.train_context import TrainContext
-from hpctrain.world import SerialComm, World
+from hpctrain.world import SerialComm
+from tests.worlds import make_world
 
 
 class SilentChannel:
@@ -51,16 +52,7 @@ def make_worker(paths: RunPaths) -> Iterator[Callable[..., ActiveWorker]]:
         datasets: dict[str, Any] | None = None,
         datasets_to_split: Any = "all",
     ) -> ActiveWorker:
-        world = World(
-            attempt=1,
-            world_rank=rank,
-            world_size=size,
-            local_rank=rank,
-            local_world_size=size,
-            node_rank=0,
-            num_nodes=1,
-            hostname="n1",
-        )
+        world = make_world(rank, size)
         session = Session(
             world=world,
             paths=paths,

@@ -14,7 +14,7 @@ from hpctrain.worker.commits import Commits
 from hpctrain.worker.part_writer import PartWriter
 from hpctrain.worker.upload import Upload
 from hpctrain.worker.writing import Writing
-from hpctrain.world import World
+from tests.worlds import make_world
 
 
 class Started:
@@ -26,16 +26,7 @@ class Started:
         (tmp_path / "nvme").mkdir()
         self.commits = Commits(rank=rank, newest=(0, None), timeout_s=0.2)
         self.writer = PartWriter(
-            World(
-                attempt=1,
-                world_rank=rank,
-                world_size=2,
-                local_rank=rank,
-                local_world_size=2,
-                node_rank=0,
-                num_nodes=1,
-                hostname="node1",
-            ),
+            make_world(rank, 2),
             self.paths,
             commits=self.commits,
             writing=Writing(rank=rank, timeout_s=1.0, ask=lambda *_: None),

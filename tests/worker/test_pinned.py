@@ -11,6 +11,7 @@ import pytest
 
 from hpctrain.plan.modules import ModuleFinder
 from hpctrain.plan.sources import SourceFile, pack_sources, unpack_sources
+from tests.processes import run_python
 
 IMPORT = """
 import sys
@@ -55,10 +56,7 @@ def sources_of(place: Path) -> dict[str, SourceFile]:
 
 def run(place: Path, packed: bytes) -> str:
     script = IMPORT.format(place=str(place), packed=packed)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", script, timeout_s=60)
     return done.stdout + done.stderr
 
 

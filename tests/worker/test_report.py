@@ -29,8 +29,8 @@ from hpctrain.worker.metrics import encode_metrics
 from hpctrain.worker.report import Session
 from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.worker.upload import Background, Upload
-from hpctrain.world import World
 from tests.waiting import wait_until
+from tests.worlds import make_world
 
 PATIENCE_S = 10.0
 
@@ -101,13 +101,6 @@ def part_of(
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    paths = RunPaths(tmp_path / "run")
-    paths.checkpoints.mkdir(parents=True)
-    return paths
-
-
-@pytest.fixture
 def executor() -> FakeExecutor:
     return FakeExecutor()
 
@@ -124,18 +117,8 @@ def start(paths: RunPaths, executor: FakeExecutor) -> Iterator[Start]:
         checkpoint: Checkpoint | None = None,
         commit_timeout_s: float = PATIENCE_S,
     ) -> Session:
-        world = World(
-            attempt=attempt,
-            world_rank=rank,
-            world_size=4,
-            local_rank=rank,
-            local_world_size=4,
-            node_rank=0,
-            num_nodes=1,
-            hostname="n1",
-        )
         session = Session(
-            world=world,
+            world=make_world(rank, 4, attempt=attempt),
             paths=paths,
             channel=executor,
             first_report=first_report,
@@ -835,16 +818,7 @@ def test_without_a_thread_an_async_report_is_done_at_once(
 ):
     executor.decide = commit_to(paths.checkpoints)
     session = Session(
-        world=World(
-            attempt=1,
-            world_rank=0,
-            world_size=1,
-            local_rank=0,
-            local_world_size=1,
-            node_rank=0,
-            num_nodes=1,
-            hostname="n1",
-        ),
+        world=make_world(),
         paths=paths,
         channel=executor,
         first_report=0,

@@ -11,8 +11,6 @@ import pytest
 import hpctrain
 from hpctrain import (
     Checkpoint,
-    CheckpointConfig,
-    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
@@ -20,7 +18,7 @@ from hpctrain import (
 )
 from hpctrain.gbdt import EarlyStopping
 from hpctrain.xgboost import XGBoostCheckpoint, XGBoostConfig, XGBoostTrainer
-from tests.gbdt.boosting import with_random_labels
+from tests.gbdt.boosting import restarts_once, with_random_labels
 
 pytestmark = pytest.mark.mpi
 
@@ -134,14 +132,7 @@ def test_a_killed_rank_leads_to_a_restart_from_the_newest_checkpoint_with_the_sa
 ) -> None:
     result = fit(
         train_kwargs={"callbacks": [_dies_in_round(17)]},
-        run=RunConfig(
-            storage_path=tmp_path,
-            name="killed",
-            verbose=0,
-            launcher="local",
-            failure_config=FailureConfig(max_failures=1),
-            checkpoint_config=CheckpointConfig(checkpoint_frequency=10),
-        ),
+        run=restarts_once(tmp_path),
     )
     assert len(result.attempts) == 2
     last_attempt = [m["training_iteration"] for m in result.metrics_history][-20:]
