@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -37,21 +38,61 @@ def find_cgroup(pid: int, controller: str, *, proc: str = "/proc") -> Cgroup | N
     ValueError, IndexError
         If a line is not as in ``man 7 cgroups`` and ``man 5 proc``.
     """
-    version, path = 0, ""
-    for group in read_text(f"{proc}/{pid}/cgroup").splitlines():
-        # "4:memory:/job_7/step_0" is version 1, "0::/job_7/step_0" version 2. Where both are
-        # mounted, a controller is in one of them alone.
-        _, controllers, place = group.split(":", 2)
-        if controller in controllers.split(","):
-            version, path = 1, place
-        elif not controllers and version == 0:
-            version, path = 2, place
-    kind, option = ("cgroup", controller) if version == 1 else ("cgroup2", "")
+    groups = groups_of(read_text(f"{proc}/{pid}/cgroup"))
+    # Where both versions are mounted, a controller is in one of them alone.
+    found = next((names for names in groups if controller in names), ())
+    return find_mounted(found, groups[found], proc=proc) if found in groups else None
+
+
+def groups_of(text: str) -> dict[tuple[str, ...], str]:
+    """Return the path of a process in each hierarchy, by its controllers; version 2 has none.
+
+    Pure.
+
+    Parameters
+    ----------
+    text
+        Its ``/proc/PID/cgroup``.
+
+    Raises
+    ------
+    ValueError
+        If a line is not as in ``man 7 cgroups``.
+
+    Examples
+    --------
+    >>> groups_of("4:cpu,cpuacct:/job_7/step_0" + chr(10) + "0::/job_7")
+    {('cpu', 'cpuacct'): '/job_7/step_0', (): '/job_7'}
+    """
+    lines = (line.split(":", 2) for line in text.splitlines())
+    return {tuple(filter(None, names.split(","))): path for _, names, path in lines}
+
+
+def find_mounted(controllers: Sequence[str], path: str, *, proc: str = "/proc") -> Cgroup | None:
+    """Return the group of a path, where its hierarchy is mounted; None where it is not.
+
+    Not collective.
+
+    Parameters
+    ----------
+    controllers
+        Of the hierarchy; empty is version 2.
+    path
+        In the hierarchy.
+    proc
+        Where the proc file system is.
+
+    Raises
+    ------
+    ValueError, IndexError
+        If a line is not as in ``man 5 proc``.
+    """
+    version, kind = (1, "cgroup") if controllers else (2, "cgroup2")
     # The last mount of a place hides the ones before.
-    for mount in reversed(read_text(f"{proc}/self/mountinfo").splitlines() if version else []):
+    for mount in reversed(read_text(f"{proc}/self/mountinfo").splitlines()):
         before, _, after = mount.partition(" - ")
         root, top = before.split()[3:5]
-        if after.split()[0] == kind and option in ["", *after.split()[2].split(",")]:
+        if after.split()[0] == kind and set(controllers) <= set(after.split()[2].split(",")):
             return Cgroup(version=version, mount=top, directories=_chain(top, path, root))
     return None
 

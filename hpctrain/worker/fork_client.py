@@ -41,6 +41,8 @@ _NOT_PASSED_ON = frozenset(
 # By these a process is a rank, and the server is none.
 _OF_RANK_PREFIXES = ("PMI", "OMPI_COMM_", "PRTE_", "HYD", "MPI_LOCAL", "MPIR_", "MV2_COMM_")
 _OF_RANK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID")
+# As in hpctrain.worker.task_cgroups.
+_OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "SLURM_STEP_GPUS")
 # As in hpctrain.environ.
 _NOT_FORKED = "HPCTRAIN_NOT_FORKED"
 # As in hpctrain.execute.fork_server.
@@ -144,9 +146,10 @@ def _ask_in_step(
             os.fstat(stream)
     except OSError:
         return "the launcher has closed standard streams of its processes"
-    if has_own_cgroup():
+    if may_have_own_gpus():
         return (
-            "the launcher puts ranks into a cgroup of their own, whose limits a fork would escape"
+            "Slurm puts ranks into cgroups of their own, which may limit the GPUs of each: "
+            "in version 2 of cgroups that cannot be seen"
         )
     # Nodes may share one machine.
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename  # noqa: TID251
@@ -190,19 +193,24 @@ def place_on_node(environ: dict[str, str]) -> tuple[int, int]:
     raise ValueError("the node is not in SLURM_STEP_TASKS_PER_NODE")
 
 
-def has_own_cgroup() -> bool:
-    """Return whether Slurm has put this task into a cgroup of its own. Not collective.
+def may_have_own_gpus() -> bool:
+    """Return whether Slurm may have let this task alone use some GPUs. Not collective.
 
-    The server would refuse it. But it would have imported for nothing.
+    The server would refuse it (`hpctrain.worker.task_cgroups`). But it would have imported for
+    nothing.
     """
     if "MPI_LOCALRANKID" in os.environ:  # noqa: TID251
         # hydra has one task a node.
         return False
+    if not any(os.environ.get(name) for name in _OF_GPUS):  # noqa: TID251
+        return False
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-            parts = file.read().replace("\n", "/").split("/")
+            lines = file.read().splitlines()
     except OSError:
         return False
+    # Of version 2. What version 1 lets it use can be compared.
+    parts = [part for line in lines if line.startswith("0::") for part in line.split("/")]
     return any(part.startswith("task_") and part[5:].isdigit() for part in parts)
 
 

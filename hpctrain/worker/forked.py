@@ -17,6 +17,7 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.worker.launched import Launched, apply_signals
+from hpctrain.worker.task_cgroups import explain_cgroup
 
 # fork_client.py's: python -I -S fork_client.py NAME SECONDS PATIENCE ASKED, then the rank's.
 _CLIENT_WORDS = 8
@@ -107,7 +108,7 @@ def explain_difference(
 ) -> str:
     """Return why a fork of the server cannot be what a launcher has started, or nothing.
 
-    Pure; not collective.
+    Not collective.
 
     Parameters
     ----------
@@ -123,10 +124,8 @@ def explain_difference(
     command = rank_command(launched)
     if len(command) < 3 or command[1] != "-m" or command[0] != sys.executable:
         return f"ranks run {' '.join(command[:3])}, and the fork server {sys.executable}"
-    if launched.cgroup != server.cgroup:
-        return (
-            "the launcher puts ranks into a cgroup of their own, whose limits a fork would escape"
-        )
+    if reason := explain_cgroup(launched.cgroup, server.cgroup, environment=launched.environment):
+        return f"the launcher puts ranks into cgroups of their own, whose limits count: {reason}"
     for what, value in launched.domain.items():
         if (own := server.domain.get(what)) != value:
             return f"the launcher gives ranks another {what}: {value} in place of {own}"

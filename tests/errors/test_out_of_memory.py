@@ -22,13 +22,20 @@ from tests.processes import run_python
 LIMIT_MIB = 300
 
 SCRIPT = """
+import os
 import sys
 import hpctrain
 import hpctrain.collective
 from hpctrain import (
-    Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig, ScalingConfig,
-    SlurmConfig,
+    BackendConfig, Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig,
+    ScalingConfig, SlurmConfig,
 )
+
+class Forked(BackendConfig):
+    preload = ("hpctrain.worker.main",)
+
+class OfItsOwn(BackendConfig):
+    pass
 
 def fill():
     kept = []
@@ -41,7 +48,6 @@ def train(config):
     if rank == config["rank"]:
         if config["who"] == "rank":
             fill()
-        import os
         child = os.fork()
         if child == 0:
             fill()
@@ -56,6 +62,7 @@ if __name__ == "__main__":
         DataParallelTrainer(
             train,
             train_loop_config={"who": who, "rank": int(rank)},
+            backend_config={"1": Forked, "0": OfItsOwn}[os.environ.get("FORKED", "0")](),
             scaling_config=ScalingConfig(num_workers=int(workers), slurm=slurm),
             run_config=RunConfig(
                 storage_path=storage, name="run", verbose=0,
@@ -171,8 +178,9 @@ def limited_slurm() -> Iterator[VirtualCluster]:
 
 
 @pytest.mark.slurm
+@pytest.mark.parametrize("forked", ["0", "1"])
 def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node_and_limit(
-    limited_slurm: VirtualCluster, script: Path, tmp_path: Path
+    limited_slurm: VirtualCluster, script: Path, tmp_path: Path, forked: str
 ) -> None:
     done = run_python(
         script,
@@ -182,7 +190,7 @@ def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node
         "2",
         "2",
         f"{LIMIT_MIB}M",
-        environ=limited_slurm.environ,
+        environ={**limited_slurm.environ, "FORKED": forked},
         code=4,
     )
     first, *further = done.stdout.splitlines()
@@ -205,6 +213,7 @@ def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node
     assert flat.startswith("run: failed, 2 attempts, 1 restart, 1 job ")
     assert flat.count(f"ended {killed} ") == 2
     assert f" {restart} attempt 2: " in flat
+    assert '"not-forked"' not in (tmp_path / "run" / "ledger.jsonl").read_text()
     # Slurm says the same, on its own.
     said = (tmp_path / "run/logs/1/launcher.out").read_text()
     assert re.search(r"task 2: Out Of Memory", said)

@@ -305,17 +305,19 @@ CGROUPS = {"memory": "memory", "": "unified"}
 
 
 @pytest.fixture
-def make_cgroup() -> Iterator[Callable[[str], Path]]:
+def make_cgroup() -> Iterator[Callable[..., Path]]:
     made: list[Path] = []
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     places = [
-        Path("/sys/fs/cgroup", folder) / path.lstrip("/")
-        for _, name, path in lines
-        for folder in ([CGROUPS[name]] if name in CGROUPS else []) + [""] * (name == "")
+        (controllers, Path("/sys/fs/cgroup", folder) / path.lstrip("/"))
+        for _, controllers, path in lines
+        for folder in (
+            ([CGROUPS[controllers]] if controllers in CGROUPS else []) + [""] * (controllers == "")
+        )
     ]
 
-    def make(name: str) -> Path:
-        for place in places:
+    def make(name: str, *only: str) -> Path:
+        for place in [place for controllers, place in places if controllers in (only or CGROUPS)]:
             top = place / f"hpctrain-test-{secrets.token_hex(4)}"
             try:
                 top.mkdir()
@@ -343,29 +345,55 @@ def entering(cgroup: Path) -> Callable[[], None]:
     return lambda: (cgroup / "cgroup.procs").write_text(str(os.getpid())) and None
 
 
-def test_a_rank_in_a_cgroup_of_its_own_imports_for_itself(
-    make_step: Callable[..., Step], make_cgroup: Callable[[str], Path]
+LIMITS = ("memory.max", "memory.limit_in_bytes", "pids.max")
+
+
+def test_a_rank_in_a_cgroup_with_a_limit_of_its_own_imports_for_itself(
+    make_step: Callable[..., Step], make_cgroup: Callable[..., Path]
 ) -> None:
     step = make_step(TELLS)
-    second = step.start(1, 2, preexec_fn=entering(make_cgroup("limited")))
+    cgroup = make_cgroup("limited")
+    try:
+        limit = next(cgroup / name for name in LIMITS if (cgroup / name).exists())
+    except StopIteration:
+        pytest.skip("the cgroups that this process may make limit nothing")
+    limit.write_text(str(2**30 if limit.name.startswith("memory") else 100))
+    second = step.start(1, 2, preexec_fn=entering(cgroup))
     first = step.start(0, 2)
     pid, _, said = second.communicate(timeout=60)[0].split(maxsplit=2)
     assert int(pid) == second.pid
-    assert said.startswith("the launcher puts ranks into a cgroup of their own, whose limits")
+    assert said.startswith("the launcher puts ranks into cgroups of their own, whose limits count")
+    assert f"{limit.name} is " in said
     assert int(first.communicate(timeout=60)[0].split()[0]) != first.pid
 
 
-def test_tasks_with_cgroups_of_their_own_start_no_server(
-    make_step: Callable[..., Step], make_cgroup: Callable[[str], Path]
+def test_ranks_in_cgroups_that_only_count_are_forked(
+    make_step: Callable[..., Step], make_cgroup: Callable[..., Path]
 ) -> None:
-    step = make_step(TELLS, "no_such_package")
+    step = make_step(TELLS)
     ranks = [
         step.start(rank, 2, preexec_fn=entering(make_cgroup(f"task_{rank}"))) for rank in range(2)
     ]
     for rank in ranks:
         pid, _, said = rank.communicate(timeout=60)[0].split(maxsplit=2)
+        assert said.strip() == "forked"
+        assert int(pid) != rank.pid
+
+
+def test_tasks_that_may_have_gpus_of_their_own_start_no_server(
+    make_step: Callable[..., Step], make_cgroup: Callable[..., Path]
+) -> None:
+    step = make_step(TELLS, CUDA_VISIBLE_DEVICES="0")
+    ranks = [
+        step.start(rank, 2, preexec_fn=entering(make_cgroup(f"task_{rank}", "")))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        pid, _, said = rank.communicate(timeout=60)[0].split(maxsplit=2)
         assert int(pid) == rank.pid
-        assert said.startswith("the launcher puts ranks into a cgroup of their own, whose limits")
+        assert said.startswith(
+            "Slurm puts ranks into cgroups of their own, which may limit the GPUs"
+        )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a UTS namespace")
