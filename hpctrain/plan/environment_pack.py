@@ -52,6 +52,8 @@ done
 find "$place" -maxdepth 1 -type f -user "$user" -name "hpctrain-packs-$user-*.copy" -mmin +15 \
   -delete 2>/dev/null
 undo() {
+  # Slurm sends it to every process of the step, and rm would end by it.
+  trap '' USR1
   rm -rf -- "$copy" "$name"
   cd / && rmdir -- "$root" 2>/dev/null
   fail "$@"
@@ -103,6 +105,8 @@ while [ -z "$leaving" ]; do wait "$sleeper"; done 2>/dev/null
 trap '' USR1
 # It ignores what this shell ignores.
 kill -KILL "$sleeper" 2>/dev/null
+# The signal may have ended an rm above.
+rm -f -- "$copy"
 # The last job that leaves removes it.
 flock -n -x 9 && rm -rf -- "$name"
 cd / && rmdir -- "$root" 2>/dev/null

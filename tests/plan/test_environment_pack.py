@@ -233,6 +233,22 @@ def test_a_pack_that_has_changed_is_refused_and_nothing_stays(
     assert os.listdir(place) == []
 
 
+def test_a_signal_for_the_whole_step_does_not_end_what_removes_a_copy(
+    start: Nodes, pack: EnvironmentPack, place: Path, tmp_path: Path
+) -> None:
+    programs = tmp_path / "signalled"
+    programs.mkdir()
+    # Slurm sends a signal to every process of a step, and so to this one.
+    (programs / "rm").write_text(f'#!/bin/sh\nkill -USR1 $$\nexec {shutil.which("rm")} "$@"\n')
+    (programs / "rm").chmod(0o755)
+    content = bytearray(Path(pack.path).read_bytes())
+    content[600] ^= 1
+    node = start(pack, place, copy=bytes(content), path=str(programs))
+    assert node.answer()[-1].startswith("failed: the digest of ")
+    node.leave()
+    assert os.listdir(place) == []
+
+
 def test_a_pack_that_is_cut_off_or_gone_is_named(
     start: Nodes, pack: EnvironmentPack, place: Path
 ) -> None:
