@@ -14,6 +14,7 @@ from hpctrain import environ, timeouts
 from hpctrain.control.hub import AGENT_SILENCE_S, SECRET_BYTES, Hub
 from hpctrain.control.local_socket import new_socket_name
 from hpctrain.control.proof import Credentials
+from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.step_launcher import launcher_variables
 from hpctrain.plan.argv import agent_argv, agent_step_argv, host_agents_argv
@@ -115,6 +116,24 @@ class NodeAgents:
             self.close()
             raise
         return self._hub
+
+    def find_down(self) -> list[str]:
+        """Return which nodes are down, by Slurm, of those whose agents have not come.
+
+        Not collective.
+        """
+        job_id = environ.variable("SLURM_JOB_ID")
+        missing = [] if self._hub is None else sorted(self._nodes - self._hub.nodes)
+        if not missing or job_id is None or self.mpiexec is not None:
+            return []
+        from hpctrain.slurm.nodes import SlurmNodes
+
+        try:
+            usable = SlurmNodes(job_id, only=missing).usable()
+        except LaunchError:
+            # It is asked again later.
+            return []
+        return [node for node in missing if node not in usable]
 
     def close(self, patience_s: float = 0.0) -> None:
         """Let the agents leave; end them after `patience_s` seconds."""

@@ -50,7 +50,7 @@ class StopListener:
     Parameters
     ----------
     descriptor
-        Of the pipe; None where nobody writes into one.
+        Of the pipe; None without one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:

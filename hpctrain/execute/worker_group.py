@@ -248,7 +248,7 @@ class WorkerGroup(CallsFunctions):
                 size=len(self),
                 stacks=self._paths.stacks(self.attempt),
                 health=self.health,
-                find_down=self._find_down,
+                find_down=list if self._agents is None else self._agents.find_down,
                 ask_after_s=math.inf if self._agents is None else self._agents.node_timeout_s,
             )
             self._workers = rendezvous.workers
@@ -265,22 +265,6 @@ class WorkerGroup(CallsFunctions):
             self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
             self.shutdown(patience_s=0)
             raise
-
-    def _find_down(self) -> list[str]:
-        """Return which nodes of the job are down, by Slurm, of those whose agents have not come."""
-        job_id = environ.variable("SLURM_JOB_ID")
-        named = (*self.placement.nodes, *self._idle_nodes)
-        missing = [node for node in named if node not in self._started_hub().nodes]
-        if not missing or job_id is None or self._agents is None or self._agents.mpiexec:
-            return []
-        from hpctrain.slurm.nodes import SlurmNodes
-
-        try:
-            usable = SlurmNodes(job_id, only=missing).usable()
-        except LaunchError:
-            # It is asked again later.
-            return []
-        return [node for node in missing if node not in usable]
 
     def _bring(self, environment: NodeEnvironment) -> None:
         nodes = (*self.placement.nodes, *self._idle_nodes) if self.placement.nodes else ()

@@ -44,7 +44,7 @@ is_same() {
   [ "$(stat -L -c %d:%i "/proc/self/fd/$1" 2>/dev/null)" = "$(stat -c %d:%i "$2" 2>/dev/null)" ]
 }
 enter
-# Of jobs that were killed: nobody holds their locks.
+# Of jobs that were killed: no process holds their locks.
 for other in *; do
   [ "$other" != "$name" ] && [ -d "$other" ] || continue
   { flock -n -x 8 && is_same 8 "$other" && rm -rf -- "$other"; } 8<"$other" 2>/dev/null

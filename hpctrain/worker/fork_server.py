@@ -7,7 +7,7 @@ what the client was to run. It has one thread, and nothing of MPI or of a GPU.
 
 Two are descriptors: clients connect to LISTENER, and OWNER leads to the process that has started
 the server, which is the executor of this machine (`hpctrain.execute.fork_server`), or the first
-client of a node in a step of Slurm. Once that is gone, the server accepts nobody any more, and ends
+client of a node in a step of Slurm. Once that is gone, the server accepts no more clients, and ends
 with its last rank. SIZE is the number of clients that a step has on this node; 0 on one machine.
 """
 

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.control.memory import MemoryCgroup
-from hpctrain.testing.pytest_plugin import require_components
-from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode, memory_cgroups
+from hpctrain.testing.slurm import VirtualCluster
+from tests.clusters import cluster_with_limits
 from tests.processes import run_python
 
 LIMIT_MIB = 300
@@ -168,12 +167,7 @@ def test_a_child_that_the_kernel_kills_is_told_beside_what_the_rank_raised(
 @pytest.fixture(scope="module")
 def limited_slurm() -> Iterator[VirtualCluster]:
     """Provide a cluster whose jobs get the memory that they asked for, and no more."""
-    spec = ClusterSpec(num_nodes=2, gpus_per_node=0, memory_limits=True)
-    require_components(spec)
-    if best_mode() != "namespaces" or not memory_cgroups.is_mounted():
-        pytest.skip("jobs with limits need namespaces, and cgroup v1's memory hierarchy")
-    state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
-    with VirtualCluster.start(spec, state_dir=state_dir) as cluster:
+    with cluster_with_limits() as cluster:
         yield cluster
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,8 @@ import pytest
 
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.testing.pytest_plugin import require_components
-from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode, memory_cgroups
+from hpctrain.testing.slurm import VirtualCluster
+from tests.clusters import cluster_with_limits
 from tests.waiting import wait_until
 
 # Starts of ranks on two nodes, on a machine that is busy.
@@ -259,12 +258,7 @@ def test_why_a_server_of_a_step_does_not_serve_reaches_the_ledger_once(
 @pytest.fixture(scope="module")
 def limited_slurm() -> Iterator[VirtualCluster]:
     """Provide a cluster that gives each task a cgroup of its own."""
-    spec = ClusterSpec(num_nodes=2, gpus_per_node=0, memory_limits=True)
-    require_components(spec)
-    if best_mode() != "namespaces" or not memory_cgroups.is_mounted():
-        pytest.skip("jobs with limits need namespaces, and cgroup v1's memory hierarchy")
-    state_dir = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
-    with VirtualCluster.start(spec, state_dir=state_dir) as cluster:
+    with cluster_with_limits() as cluster:
         yield cluster
 
 
