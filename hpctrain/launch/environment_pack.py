@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
+from hpctrain.pack.contents import digest_editable, find_environment
 from hpctrain.pack.header import EnvironmentPack, distributions_of, read_pack
 from hpctrain.slurm_config import SlurmConfig
 from hpctrain.version import __version__
@@ -45,7 +47,9 @@ def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPa
         return None
     path = Path(environ.working_directory(), Path(slurm.environment_pack).expanduser())
     pack, manifest = read_pack(path)
-    again = f"Pack it again with its hpctrain: hpctrain pack -o {path} --force."
+    words = [word for place in pack.further for word in ("--with", place)]
+    command = shlex.join(["hpctrain", "pack", "-o", str(path), *words, "--force"])
+    again = f"Pack it again with its hpctrain: {command}"
     if pack.prefix != os.path.abspath(sys.prefix):
         raise ConfigError(
             f"{path} was packed from {pack.prefix}, and this script runs in {sys.prefix}. Start it "
@@ -66,7 +70,22 @@ def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPa
             f"{sys.prefix} has changed since it was packed in {path}: {', '.join(named)}{rest}. "
             f"{again}"
         )
+    if digest := manifest.get("editable_sha256"):
+        _refuse_edits(pack, str(digest), again=again)
     return replace(pack, directory=slurm.environment_pack_dir)
+
+
+def _refuse_edits(pack: EnvironmentPack, digest: str, *, again: str) -> None:
+    """Refuse a pack whose modules were edited since, which no version tells."""
+    environment = find_environment([Path(place) for place in pack.further])
+    if digest_editable(environment) == digest:
+        return
+    elsewhere = environment.elsewhere
+    places = dict.fromkeys([*elsewhere.editable.values(), *map(str, environment.further)])
+    raise ConfigError(
+        f"modules in {' or '.join(places) or sys.prefix} have changed since they were packed in "
+        f"{pack.path}. {again}"
+    )
 
 
 def ranks_path_with_pack(paths: tuple[str, ...], pack: EnvironmentPack | None) -> tuple[str, ...]:

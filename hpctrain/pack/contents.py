@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from hpctrain.errors import ConfigError
 from hpctrain.pack.editable import Elsewhere, find_elsewhere
 from hpctrain.pack.header import BASE, ENVIRONMENT, FURTHER
-from hpctrain.pack.walk import Member, Walk
+from hpctrain.pack.walk import Member, Walk, unreadable
 
 OF_NODES = Path("/usr")
 """Where the interpreter of an operating system is: each node has its own."""
@@ -159,25 +160,63 @@ def list_members(environment: Environment) -> Iterator[Member]:
     ConfigError
         If something cannot be read.
     """
-    packed = {environment.prefix: ENVIRONMENT}
-    if environment.base is not None:
-        packed[environment.base] = BASE
-    walk = Walk(packed)
-    elsewhere, folders = environment.elsewhere, environment.site_packages
-    dropped = {folders[-1] / name for name in elsewhere.left_out}
-    further = [*elsewhere.directories, *environment.further]
-    # site reads its lines from a directory of packages, to which they may be relative.
-    names = {place: f"{FURTHER}/{number}" for number, place in enumerate(dict.fromkeys(further))}
-    replaced = _path_files(environment, names)
+    walk = _walk(environment)
+    folder = environment.site_packages[-1]
+    dropped = {folder / name for name in environment.elsewhere.left_out}
+    replaced = _path_files(environment, _names(environment))
     yield from walk.tree(environment.prefix, ENVIRONMENT, without={*dropped, *replaced})
     for path, content in sorted(replaced.items()):
         yield Member(name=environment.in_archive(path), content=content)
-    there = environment.in_archive(folders[-1])
-    for name, path in sorted(elsewhere.modules.items()):
-        yield from walk.tree(path, f"{there}/{name}", has_compiled=False)
     if environment.base is not None:
         yield from _base_members(walk, environment)
-    for place, name in names.items():
+    yield from _list_editable(environment, walk)
+
+
+def digest_editable(environment: Environment) -> str:
+    """Return the digest of the modules that somebody works on; empty if there are none.
+
+    Not collective. They are those of editable installations, and of `Environment.further`: they may
+    change without another version of anything.
+
+    Raises
+    ------
+    ConfigError
+        If something cannot be read.
+    """
+    digest, is_empty = hashlib.sha256(), True
+    for member in _list_editable(environment, _walk(environment)):
+        is_empty = False
+        content = member.content or b""
+        if member.source is not None and member.source.is_file():
+            try:
+                content = member.source.read_bytes()
+            except OSError as error:
+                raise unreadable(member.source, error) from error
+        words = (os.fsencode(member.name), os.fsencode(member.target or ""), content)
+        digest.update(b"".join(len(word).to_bytes(8, "big") + word for word in words))
+    return "" if is_empty else digest.hexdigest()
+
+
+def _walk(environment: Environment) -> Walk:
+    packed = {environment.prefix: ENVIRONMENT}
+    if environment.base is not None:
+        packed[environment.base] = BASE
+    return Walk(packed)
+
+
+def _names(environment: Environment) -> dict[Path, str]:
+    """Return the names in the archive of directories of modules outside the environment."""
+    further = dict.fromkeys([*environment.elsewhere.directories, *environment.further])
+    # site reads its lines from a directory of packages, to which they may be relative.
+    return {place: f"{FURTHER}/{number}" for number, place in enumerate(further)}
+
+
+def _list_editable(environment: Environment, walk: Walk) -> Iterator[Member]:
+    elsewhere = environment.elsewhere
+    there = environment.in_archive(environment.site_packages[-1])
+    for name, path in sorted(elsewhere.modules.items()):
+        yield from walk.tree(path, f"{there}/{name}", has_compiled=False)
+    for place, name in _names(environment).items():
         only = elsewhere.directories.get(place)
         if only is None or place in environment.further:
             yield from walk.tree(place, name, has_compiled=False)

@@ -20,6 +20,7 @@ from hpctrain.pack.archive import Archive
 from hpctrain.pack.contents import (
     Environment,
     check_own_package,
+    digest_editable,
     find_environment,
     list_members,
     uncompiled,
@@ -156,6 +157,7 @@ def _write(path: Path, environment: Environment) -> int:
         "compile": uncompiled(environment),
         "module_paths": _module_paths(environment),
         "further": [str(place) for place in environment.further],
+        "editable_sha256": digest_editable(environment),
         "distributions": distributions_of(environment.site_packages),
         "site_packages": [str(folder) for folder in environment.site_packages],
         "bytes": sum(sizes),
