@@ -1,7 +1,11 @@
-"""Steps of 1 ms of an optimizer: ``python console_steps.py off|on RANKS BYTES BLOCKS ANSWER``.
+"""Steps of an optimizer: ``python console_steps.py on|off|unrecorded RANKS BYTES BLOCKS ANSWER``.
 
-``on`` is all that shows a run while it goes: the flight recorder and the skew of ranks that is read
-from it, live.json, the file for Prometheus, and a terminal with ``hpctrain top``.
+``on`` is all that shows a run while it goes: the skew of ranks that is read from torch's flight
+recorder, live.json, the file for Prometheus, and a terminal with ``hpctrain top``. ``off`` has none
+of these; torch records as it does by default. ``unrecorded`` is ``off`` without torch's recorder.
+
+The ranks share one CPU, and the executor and ``hpctrain top`` have another: they would take the
+caches of the ranks, as they do on no machine that has more CPUs than ranks.
 """
 
 import json
@@ -13,6 +17,8 @@ import sys
 import threading
 
 STEPS = 100
+# Of torch 2.13, where the variable is not set.
+TORCHS_BUFFER_SIZE = "2000"
 
 
 def measure(num_bytes, blocks):
@@ -45,7 +51,26 @@ def measure(num_bytes, blocks):
     return [block() for _ in range(blocks)]
 
 
+def pin(process, cpu):
+    """Keep all threads that a process has on one CPU, and those that they start."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(thread), {cpu})
+
+
 def train(config):
+    pin("self", config["cpus"][0])
+    import hpctrain
+
+    if hpctrain.get_context().get_world_rank() == 0:
+        for process in config["others"]:
+            pin(process, config["cpus"][-1])
+    if not config["is_on"]:
+        from torch.optim import optimizer
+
+        from hpctrain.worker.step_times import time_steps_with
+
+        time_steps_with(None)
+        optimizer._global_optimizer_pre_hooks.clear()
     return measure(config["bytes"], config["blocks"])
 
 
@@ -71,8 +96,8 @@ def watch():
 if __name__ == "__main__":
     how, ranks, num_bytes, blocks = sys.argv[1], *map(int, sys.argv[2:5])
     callbacks = []
-    if how == "off":
-        os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
+    if how != "on":
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "0" if how == "unrecorded" else TORCHS_BUFFER_SIZE
         from hpctrain.execute import live_record
 
         live_record.INTERVAL_S = math.inf
@@ -83,13 +108,19 @@ if __name__ == "__main__":
     from hpctrain import RunConfig, ScalingConfig
     from hpctrain.torch import TorchTrainer
 
+    top = watch() if how == "on" else None
     trainer = TorchTrainer(
         train,
-        train_loop_config={"bytes": num_bytes, "blocks": blocks},
+        train_loop_config={
+            "bytes": num_bytes,
+            "blocks": blocks,
+            "is_on": how == "on",
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "others": [os.getpid(), *([top.pid] if top else [])],
+        },
         scaling_config=ScalingConfig(num_workers=ranks),
         run_config=RunConfig(name="run", storage_path=".", verbose=0, callbacks=callbacks),
     )
-    top = watch() if how == "on" else None
     try:
         answer = trainer.fit().return_value
     finally:
