@@ -18,6 +18,17 @@ from hpctrain import environ
 from hpctrain.plan import spec
 from hpctrain.world import Communicator, World
 
+OF_EVERY_RANK = (
+    "hpctrain.worker.main",
+    "hpctrain.worker.linked_training",
+    "hpctrain.worker.train",
+    "hpctrain.rundir.trust",
+    "cloudpickle",
+    "encodings.idna",
+    "mpi4py",
+)
+"""What ranks import whatever their backend is, for `BackendConfig.preload`."""
+
 T = TypeVar("T")
 
 

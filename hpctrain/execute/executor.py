@@ -24,6 +24,7 @@ from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodePool
+from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
@@ -75,7 +76,7 @@ class Executor:
         run_config: RunConfig,
         spec_digest: str,
         resume_from: Path | None = None,
-        fork_server: ForkServers | StepForkServers | None = None,
+        fork_server: ForkServers | OfferedForkServer | StepForkServers | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
+from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.step_fork_servers import StepForkServers, client_argv
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
@@ -33,17 +34,27 @@ _LOOK_INTERVAL_S = 0.05
 
 
 def fork_server_for(
-    plan: LaunchPlan, settings: RankSettings
-) -> ForkServers | StepForkServers | None:
+    plan: LaunchPlan, settings: RankSettings, *, offered: str = ""
+) -> ForkServers | OfferedForkServer | StepForkServers | None:
     """Return the fork server for the ranks of a run, which is not started; None without one.
 
     Not collective. One machine has one, and in a job each step has one on each node. Not for ranks
     in a container or a packed environment, which have an interpreter of their own, nor where a
     backend names nothing to import.
+
+    Parameters
+    ----------
+    offered
+        Name of the socket of one that another process has started; empty without one.
     """
-    is_wanted = environ.wants_fork_server() and bool(settings.preload)
     is_possible = plan.launcher == "local" or plan.in_job
-    if not is_possible or not is_wanted or plan.container or plan.environment_pack:
+    if not is_possible or not environ.wants_fork_server():
+        return None
+    if plan.container or plan.environment_pack:
+        return None
+    if offered and plan.launcher == "local":
+        return OfferedForkServer(offered)
+    if not settings.preload:
         return None
     own_places = [path for path in settings.sys_path if is_own_place(path)]
     if plan.in_job:
@@ -55,7 +66,9 @@ def fork_server_for(
     )
 
 
-def rank_environment(num_threads: int, further: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(
+    num_threads: int, further: Mapping[str, str], *, of_executor: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the variables of ranks, but for what their launcher sets. Not collective.
 
     Parameters
@@ -64,8 +77,10 @@ def rank_environment(num_threads: int, further: Mapping[str, str]) -> dict[str, 
         Compute threads of a rank.
     further
         Variables of the plan.
+    of_executor
+        Variables of the executor; None are those of this process.
     """
-    inherited = environ.without_export_variables(environ.environment())
+    inherited = environ.without_export_variables(of_executor or environ.environment())
     variables = environ.without_launcher_variables(inherited)
     return {**variables, **thread_variables(num_threads), **further}
 
@@ -117,6 +132,11 @@ class ForkServers:
         """
         self._renew(environment)
         return [*command] if self._server is None else client_argv(self._server.name, command)
+
+    def offer(self) -> str:
+        """Return the name of the socket of a server for ranks of others; empty if there is none."""
+        self._renew(self._environment)
+        return "" if self._server is None else self._server.name
 
     def note(self, reasons: Iterable[str]) -> None:
         """Take why ranks were not forked, as they have sent it."""

@@ -1,13 +1,15 @@
 """A pipe by which a tuner lets an executor on its host look for a stop request at once.
 
 It is the standard input of the executor, which begins with a byte from it. The request itself is a
-file, as that of any run: an executor whose tuner has died looks for one every two seconds.
+file, as that of any run: an executor whose tuner has died looks for one every two seconds. That the
+executor closes it lets the tuner look for its end at once.
 """
 
 from __future__ import annotations
 
 import os
 import select
+from collections.abc import Collection
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -43,6 +45,23 @@ class StopPipe:
                 self._pipe.close()
             self._pipe = None
 
+    def fileno(self) -> int:
+        """Return the descriptor of the pipe, or -1 without one."""
+        return -1 if self._pipe is None else self._pipe.fileno()
+
+
+def await_end(pipes: Collection[StopPipe], timeout_s: float) -> list[StopPipe]:
+    """Wait until an executor closes its end, or the time is over; return the pipes of those.
+
+    Not collective. An executor that had closed it before counts too.
+    """
+    poller = select.poll()
+    by_descriptor = {pipe.fileno(): pipe for pipe in pipes if pipe.fileno() >= 0}
+    for descriptor in by_descriptor:
+        # That the other end is closed is found without being asked for.
+        poller.register(descriptor, 0)
+    return [by_descriptor[descriptor] for descriptor, _ in poller.poll(timeout_s * 1000)]
+
 
 class StopListener:
     """The end of the executor.
@@ -55,6 +74,12 @@ class StopListener:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Let the tuner look for the end of the run. Not collective."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def was_notified(self) -> bool:
         """Return whether there is news since the last call. Not collective. It never waits."""

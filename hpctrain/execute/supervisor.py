@@ -91,7 +91,9 @@ def _is_here(directory: HeldDirectory) -> bool:
     return True
 
 
-def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor:
+def stored_executor(
+    paths: RunPaths, spec_digest: str | None = None, *, fork_server: str = ""
+) -> Executor:
     """Return the executor of a run, as it was written into ``spec.pkl``.
 
     Not collective. This unpickles what the user's process has pickled.
@@ -100,6 +102,8 @@ def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor
     ----------
     spec_digest
         That of what was submitted; None if an older hpctrain has submitted it.
+    fork_server
+        Name of one that another process has started; empty without one.
 
     Raises
     ------
@@ -122,7 +126,7 @@ def stored_executor(paths: RunPaths, spec_digest: str | None = None) -> Executor
         run_config=run_config,
         spec_digest=digest_spec(content),
         resume_from=resume_from,
-        fork_server=fork_server_for(plan, run_spec.settings),
+        fork_server=fork_server_for(plan, run_spec.settings, offered=fork_server),
     )
 
 

@@ -27,6 +27,7 @@ from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
+from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.execute.step_fork_servers import StepForkServers
@@ -125,7 +126,7 @@ class WorkerGroup(CallsFunctions):
         container: RankContainer | None = None,
         node_environment: NodeEnvironment | None = None,
         note: Callable[[Brought], None] = lambda brought: None,
-        fork_server: ForkServers | StepForkServers | None = None,
+        fork_server: ForkServers | OfferedForkServer | StepForkServers | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
         attempt: int = 1,

@@ -58,6 +58,8 @@ class RunSlot:
     """What forks its executor."""
     pipe: StopPipe
     """Gets what its executor is notified by."""
+    fork_server: str = ""
+    """Name of what forks its ranks; empty if they are to start without it."""
 
 
 def start_in_background(submission: Submission, slot: RunSlot | None = None) -> None:
@@ -75,7 +77,8 @@ def start_in_background(submission: Submission, slot: RunSlot | None = None) -> 
     turns = _turn_file() if slot is None else None
     argv = [sys.executable, "-u", "-m", "hpctrain.launch.background", str(paths.root), digest]
     with open(open_log(paths.executor_log), "ab") as output:
-        pid, stdin = _start_process(argv if slot is None else [*argv, _HAS_SLOT], slot, output)
+        argv += [] if slot is None else [_HAS_SLOT, slot.fork_server]
+        pid, stdin = _start_process(argv, slot, output)
     with ExitStack() as stack:
         stack.enter_context(stdin)
         started = process_start_time(pid) or 0
@@ -132,7 +135,9 @@ def _start_process(
     return pid, stdin
 
 
-def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = False) -> int:
+def run_in_background(
+    paths: RunPaths, spec_digest: str, *, has_slot: bool = False, fork_server: str = ""
+) -> int:
     """Run a run in this process, once those before it have ended; return the exit status.
 
     Not collective.
@@ -141,6 +146,8 @@ def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = Fal
     ----------
     has_slot
         Whether it begins at once.
+    fork_server
+        As of `RunSlot`.
     """
     # Not by sys.stdin, which would take what comes later, too.
     if os.read(_STDIN, 1) != _GO:
@@ -154,9 +161,10 @@ def run_in_background(paths: RunPaths, spec_digest: str, *, has_slot: bool = Fal
                 _await_turn(paths, stack.enter_context(open(_turn_file(), "a+b")))
             _own_status(paths)
             pipe = _replace_stdin()
-            executor = stored_executor(paths, spec_digest)
+            executor = stored_executor(paths, spec_digest, fork_server=fork_server)
             if has_slot:
-                executor.recorder.stop_listener = StopListener(pipe)
+                executor.recorder.stop_listener = listener = StopListener(pipe)
+                stack.callback(listener.close)
             with warnings_of_slurm(executor):
                 executor.run()
     except BaseException as error:
@@ -252,8 +260,13 @@ def main(argv: Sequence[str]) -> int:
 
     Not collective.
     """
-    _, root, digest, *rest = argv
-    return run_in_background(RunPaths(Path(root)), digest, has_slot=rest == [_HAS_SLOT])
+    _, root, digest, *of_slot = argv
+    return run_in_background(
+        RunPaths(Path(root)),
+        digest,
+        has_slot=bool(of_slot),
+        fork_server=of_slot[1] if of_slot else "",
+    )
 
 
 if __name__ == "__main__":

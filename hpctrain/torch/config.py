@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hpctrain.backend import Backend, BackendConfig
+from hpctrain.backend import OF_EVERY_RANK, Backend, BackendConfig
 from hpctrain.rules import checked, choice, line, optional, seconds
 
 
@@ -19,13 +19,7 @@ class TorchConfig(BackendConfig):
     """How torch.distributed is set up."""
 
     preload: ClassVar[tuple[str, ...]] = (
-        "hpctrain.worker.main",
-        "hpctrain.worker.linked_training",
-        "hpctrain.worker.train",
-        "hpctrain.rundir.trust",
-        "cloudpickle",
-        "encodings.idna",
-        "mpi4py",
+        *OF_EVERY_RANK,
         "numpy",
         "torch",
         "torch.distributed",

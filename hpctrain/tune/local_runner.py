@@ -11,7 +11,7 @@ from typing import Any
 
 from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.execute.stop_pipe import StopPipe
+from hpctrain.execute.stop_pipe import StopPipe, await_end
 from hpctrain.launch.background import RunSlot
 from hpctrain.launch.cancel import end_process, record_end, request_stop
 from hpctrain.launch.executor_template import ExecutorTemplate
@@ -32,6 +32,7 @@ from hpctrain.tune.clones import Clones
 from hpctrain.tune.code_changes import CodeChanges
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.person_stops import REASON
+from hpctrain.tune.rank_templates import RankTemplates
 from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
 from hpctrain.tune.trial import Origin, Transfer, Trial
@@ -66,11 +67,13 @@ class LocalRunner:
         self._files = ModuleFiles()
         self._changes = CodeChanges(run_of)
         self._template = ExecutorTemplate()
+        self._rank_templates = RankTemplates()
         self._pipes: dict[str, StopPipe] = {}
 
     def close(self) -> None:
         """Start no more trials. Not collective. Those that were begun go on."""
         self._template.close()
+        self._rank_templates.close()
         for pipe in self._pipes.values():
             pipe.close()
 
@@ -207,6 +210,12 @@ class LocalRunner:
         watch.note_end(end)
         return Look(reports=reports, end=end)
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until an executor of this runner ends, or the time is over. Not collective."""
+        ended = await_end(self._pipes.values(), timeout_s)
+        for trial_id in [each for each, pipe in self._pipes.items() if pipe in ended]:
+            self._pipes.pop(trial_id).close()
+
     def find_saved(self, trial: Trial) -> Saved | None:
         """Return the newest committed checkpoint of a trial; None if there is none yet.
 
@@ -297,7 +306,12 @@ class LocalRunner:
         # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
         self._let_go(trial)
         pipe = self._pipes[trial.trial_id] = StopPipe()
-        slot = RunSlot(variables=variables, template=self._template, pipe=pipe)
+        slot = RunSlot(
+            variables=variables,
+            template=self._template,
+            pipe=pipe,
+            fork_server=self._rank_templates.offer(submission, variables),
+        )
         submit_prepared(submission, slot=slot, policy="auto")
 
     def _let_go(self, trial: Trial) -> None:

@@ -93,6 +93,9 @@ class TrialRunner(Protocol):
     def look(self, trial: Trial) -> Look:
         """Return what is new of a trial that was begun."""
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a run may have ended, for so long at most."""
+
     def find_saved(self, trial: Trial) -> Saved | None:
         """Return the newest committed checkpoint of a trial; None if there is none yet."""
 

@@ -68,7 +68,7 @@ class Sweep:
         Returns whether runs are to end at once when the sweep stops.
     check_hold
         Raises SupersededError if another process runs the sweep by now.
-    clock, sleep
+    clock
         Of the time that passes.
     """
 
@@ -88,7 +88,6 @@ class Sweep:
         is_urgent: Callable[[], bool] = lambda: False,
         check_hold: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.reason = ""
         """Why no more trials begin; empty if there is no reason but their number."""
@@ -105,12 +104,12 @@ class Sweep:
             fail=self._fail,
         )
         self._runner, self._slots = runner, slots
-        self._rules, self._show, self._clock, self._sleep = rules, show, clock, sleep
+        self._rules, self._show, self._clock = rules, show, clock
         self._why_leave, self._cut_off = why_leave, ""
         self._find_stopped, self._is_urgent = find_stopped, is_urgent
         self._check_hold = check_hold
         self._error: HpctrainError | None = None
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
         self._is_interrupted = False
         scheduler.set_population(self._queue)
 
@@ -148,7 +147,8 @@ class Sweep:
                     raise RunStoppedError(f"the sweep stopped because {why}.")
                 if self._clock() >= deadline and not self.reason:
                     self._finish_early(f"time_budget_s={self._rules.time_budget_s:g} is over")
-                self._sleep(_POLL_S)
+                if not self._has_ended:
+                    self._runner.wait(_POLL_S)
         except SupersededError:
             # The trials are of another tuner now.
             raise
@@ -219,11 +219,14 @@ class Sweep:
         self._end_stopped()
         if not self.reason:
             self._start_what_fits()
+        self._has_ended = False
         for trial in self._trials.at_work:
             look = self._runner.look(trial)
             for report in look.reports:
                 self._take_report(trial, report)
             if look.end is not None:
+                # The next one may begin in its slot at once.
+                self._has_ended = True
                 self._take_end(trial, look.end)
             else:
                 self._stops.enforce(trial)
@@ -448,7 +451,7 @@ class Sweep:
             except Exception as error:  # what has interrupted the sweep is what is raised
                 log(f"warning: the end of the trials is not waited for: {error}")
                 return
-            self._sleep(_POLL_S)
+            self._runner.wait(_POLL_S)
 
     def _change(self, trial: Trial, event: TrialEvent, **details: Any) -> None:
         self._trials.change(trial, event, **details)

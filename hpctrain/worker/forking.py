@@ -17,13 +17,18 @@ from typing import Any
 from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
-from hpctrain.worker.forked import ForkedRank, explain_difference
+from hpctrain.worker.forked import ForkedRank, explain_difference, rank_command
 from hpctrain.worker.launched import Launched, apply_launched, read_launched
 
 # As in hpctrain.worker.fork_client.
 _READY, _FORKED, _ENDED, _REFUSED = b"R", b"F", b"E", b"X"
+AWAIT_END = b"W"
+"""What an executor sends in place of a client, before the command of the ranks that it means."""
+IDLE = b"I"
+"""What it is sent once none of them is left."""
 _STATUS = struct.Struct("=i")
 _MOST_DESCRIPTORS = 8
+_MOST_COMMAND_BYTES = 2**16
 _GO = b"G"
 _IDLE = b"i"
 
@@ -36,6 +41,8 @@ class _Rank:
     pidfd: int
     client: socket.socket | None
     """None once it is gone."""
+    command: tuple[str, ...]
+    """The same for all ranks of an attempt, and for no others."""
 
 
 class ForkServer:
@@ -70,6 +77,7 @@ class ForkServer:
         self._clients: dict[int, socket.socket] = {}
         self._ranks: dict[int, _Rank] = {}
         self._rank_of: dict[int, _Rank] = {}
+        self._awaited: list[tuple[socket.socket, tuple[str, ...]]] = []
         self._poller = select.poll()
         for sock in (listener, owner):
             self._poller.register(sock, select.POLLIN)
@@ -145,6 +153,9 @@ class ForkServer:
             _close(*descriptors)
             client.close()
             return None
+        if asked == AWAIT_END:
+            self._await_end(client)
+            return None
         try:
             launched = read_launched(local_socket.peer_pid(client))
             answer = self._why_not(launched, descriptors)
@@ -161,6 +172,24 @@ class ForkServer:
             _refuse(client, answer)
             self._tell(refused=answer)
         return None
+
+    def _await_end(self, client: socket.socket) -> None:
+        """Send an executor that its ranks have ended, once they have."""
+        try:
+            # It came with the byte before it.
+            command = tuple(client.recv(_MOST_COMMAND_BYTES).decode().split("\0"))
+        except (OSError, UnicodeDecodeError):
+            client.close()
+            return
+        self._awaited.append((client, command))
+        self._tell_awaited()
+
+    def _tell_awaited(self) -> None:
+        alive = {rank.command for rank in self._ranks.values()}
+        for awaited in [each for each in self._awaited if each[1] not in alive]:
+            self._awaited.remove(awaited)
+            with awaited[0] as client, contextlib.suppress(OSError):
+                client.sendall(IDLE)
 
     def _why_not(self, launched: Launched, descriptors: Sequence[int]) -> str:
         if len(descriptors) != 3 + ("PMI_FD" in launched.environment):
@@ -207,7 +236,7 @@ class ForkServer:
             except OSError:
                 # The client has died. The rank reads no word to go on, and leaves.
                 os.kill(pid, signal.SIGKILL)
-        rank = _Rank(pid=pid, pidfd=pidfd, client=client)
+        rank = _Rank(pid=pid, pidfd=pidfd, client=client, command=rank_command(launched))
         self._ranks[pidfd] = self._rank_of[client.fileno()] = rank
         self._poller.register(pidfd, select.POLLIN)
         self._poller.register(client, select.POLLIN)
@@ -221,6 +250,8 @@ class ForkServer:
             os.setsid()
             for sock in filter(None, (self._listener, self._owner, *self._clients.values())):
                 sock.close()
+            for waiting, _ in self._awaited:
+                waiting.close()
             for rank in self._ranks.values():
                 os.close(rank.pidfd)
                 if rank.client is not None:
@@ -253,6 +284,7 @@ class ForkServer:
                 rank.client.sendall(_ENDED + _STATUS.pack(status))
             self._drop_client(rank)
         self._tell_if_idle()
+        self._tell_awaited()
 
     def _look_at_client(self, rank: _Rank) -> None:
         """End a rank whose client is gone: the launcher, or who ended it, means the rank."""

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import pytest
 
-from hpctrain.execute.stop_pipe import StopListener, StopPipe
+from hpctrain.execute.stop_pipe import StopListener, StopPipe, await_end
 
 
 @pytest.fixture
@@ -55,3 +55,21 @@ def test_an_executor_that_is_gone_is_told_nothing_and_no_error_is_raised(
     pipe.notify()
     pipe.notify()
     assert writing.closed
+
+
+def test_the_end_of_an_executor_is_seen_without_a_wait_and_not_its_news(
+    ends: tuple[int, BinaryIO],
+) -> None:
+    reading, writing = ends
+    pipe, other, listener = StopPipe(), StopPipe(), StopListener(reading)
+    pipe.keep(writing)
+    assert await_end([pipe, other], 0.0) == []
+    pipe.notify()
+    assert await_end([pipe, other], 0.0) == []
+    listener.close()
+    listener.close()
+    # A test that waits for this timeout does not end in time.
+    assert await_end([pipe, other], 3600.0) == [pipe]
+    assert not listener.was_notified()
+    pipe.close()
+    assert await_end([pipe, other], 0.0) == []

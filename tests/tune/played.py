@@ -39,7 +39,7 @@ class Script:
 
 @dataclass
 class FakeRunner:
-    """Plays runs, one report at a look; its clock moves by one at each sleep."""
+    """Plays runs, one report at a look; its clock moves by one at each wait."""
 
     scripts: Mapping[str, Script] = field(default_factory=dict)
     capacity: int = 2
@@ -118,7 +118,7 @@ class FakeRunner:
     def end(self, trial: Trial) -> None:
         self.ended.append(trial.trial_id)
 
-    def sleep(self, seconds: float) -> None:
+    def wait(self, timeout_s: float) -> None:
         self.now += 1
         assert self.now < 10_000
         if self.now >= self.interrupt_at:
@@ -153,7 +153,6 @@ def make_sweep(
         ledger=ledger,
         rules=SweepRules(**{"stop_patience_s": 5.0, **rules}),
         clock=lambda: runner.now,
-        sleep=runner.sleep,
     )
 
 

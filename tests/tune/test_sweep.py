@@ -104,15 +104,15 @@ def test_a_sweep_that_is_killed_at_any_event_goes_on_to_the_same_end(
         class KilledError(Exception):
             pass
 
-        kill_at, real_sleep = int(rng.integers(0, 12)), runner.sleep
+        kill_at, real_wait = int(rng.integers(0, 12)), runner.wait
 
-        def sleep(seconds: float) -> None:
-            real_sleep(seconds)
+        def wait(timeout_s: float) -> None:
+            real_wait(timeout_s)
             if runner.now > kill_at:
                 raise KilledError
 
         first = make_sweep(runner, root, num_samples=5)
-        first._sleep = sleep
+        runner.wait = wait  # type: ignore[method-assign]
         first._interrupt = lambda: None  # type: ignore[method-assign]
         try:
             first.run()
@@ -122,6 +122,7 @@ def test_a_sweep_that_is_killed_at_any_event_goes_on_to_the_same_end(
             if rng.random() < 0.5:
                 del runner.at_work[name]
         finished = [n for n, t in first.trials.items() if t.state is TrialState.TERMINATED]
+        runner.wait = real_wait  # type: ignore[method-assign]
         alive, runner.started = set(runner.at_work), []
         second = make_sweep(runner, root, num_samples=5)
         second.adopt(read_record(SweepPaths(root=root)).trials)

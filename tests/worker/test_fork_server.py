@@ -15,6 +15,7 @@ import pytest
 
 from hpctrain import environ
 from hpctrain.execute.fork_server import ForkServers
+from hpctrain.execute.offered_fork_server import OfferedForkServer
 from tests.waiting import wait_until
 from tests.worker.programs import STATE, WAITS, Program, is_alive
 
@@ -410,3 +411,45 @@ def test_a_script_with_many_open_files_has_a_server_too(
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_server_for_many_executors_tells_each_of_its_own_ranks(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program, servers = Program(tmp_path, variables, WAITS), make_servers()
+    first, second = (OfferedForkServer(servers.offer()) for _ in range(2))
+    commands = [[*program.plain, str(number)] for number in range(2)]
+    clients = [
+        program.start(executor.command(command, variables), stdin=subprocess.PIPE)
+        for executor, command in zip((first, second), commands, strict=True)
+    ]
+    pids = []
+    for client in clients:
+        assert client.stdout is not None
+        pids.append(int(client.stdout.readline().split()[0]))
+    assert pids[0] != clients[0].pid
+    assert not first.await_idle(0.05)
+    clients[0].kill()
+    clients[0].communicate(timeout=60)
+    assert first.await_idle()
+    assert not is_alive(pids[0])
+    assert not second.await_idle(0.05)
+    clients[1].communicate(timeout=60)
+    assert clients[1].returncode == 4
+    assert second.await_idle()
+    assert servers.take_reasons() == []
+
+
+def test_once_an_offered_server_is_gone_ranks_start_as_without_one(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program, servers = Program(tmp_path, variables, WAITS), make_servers()
+    executor = OfferedForkServer(servers.offer())
+    argv = executor.command(program.plain, variables)
+    servers.close()
+    client = program.start(argv, stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    assert int(client.stdout.readline().split()[0]) == client.pid
+    client.communicate(timeout=60)
+    assert client.returncode == 4
+    assert not executor.await_idle()

@@ -1,0 +1,79 @@
+"""`OfferedForkServer`: a fork server of another process, for the ranks of many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpctrain import timeouts
+from hpctrain.control import local_socket
+from hpctrain.control.link import LinkTimeoutError
+from hpctrain.execute.step_fork_servers import client_argv
+from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.worker.forking import AWAIT_END, IDLE
+
+
+class OfferedForkServer:
+    """What lets the ranks of an executor be forked by a server that is not its own.
+
+    Once the server is gone, ranks start as if there had been none.
+
+    Parameters
+    ----------
+    name
+        Of the server's socket.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._commands: list[tuple[str, ...]] = []
+        self._reasons: list[str] = []
+
+    def start(self) -> None:
+        """Do nothing: it is there."""
+
+    def tries(self, launcher: StepLauncher) -> bool:
+        """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
+        return launcher.kind == "hydra"
+
+    def command(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """Return what a launcher is to start for the command of a rank.
+
+        Parameters
+        ----------
+        command
+            Of an ordinary rank.
+        environment
+            Of the launcher; the server compares it with its own.
+        """
+        self._commands.append(tuple(command))
+        return client_argv(self._name, command)
+
+    def note(self, reasons: Iterable[str]) -> None:
+        """Take why ranks were not forked, as they have sent it."""
+        self._reasons += reasons
+
+    def take_reasons(self) -> list[str]:
+        """Return why ranks were not forked, as far as that was not returned before."""
+        reasons, self._reasons = self._reasons, []
+        return list(dict.fromkeys(reasons))
+
+    def await_idle(self, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> bool:
+        """Wait until no forked rank of this executor is left; return whether that is so.
+
+        Where the server is gone, it is not known. Its ranks are ended with their clients.
+        """
+        try:
+            for command in self._commands:
+                with local_socket.connect(self._name, timeout_s=0) as sock:
+                    sock.settimeout(timeout_s)
+                    # It says that it is ready, and once they have ended, that.
+                    sock.recv(1)
+                    sock.sendall(AWAIT_END + "\0".join(command).encode())
+                    if sock.recv(1) != IDLE:
+                        return False
+        except (LinkTimeoutError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Do nothing: it is of other runs, too."""

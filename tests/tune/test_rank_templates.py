@@ -1,0 +1,103 @@
+"""Ranks of trials are forked from a process that has imported once for the whole sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import hpctrain
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, tune
+from hpctrain.launch.fit import prepare
+from hpctrain.launch.request import Submission
+from hpctrain.tune.rank_templates import RankTemplates
+from tests.worker.programs import is_alive
+
+
+@pytest.fixture
+def templates() -> Iterator[RankTemplates]:
+    with closing(RankTemplates()) as made:
+        yield made
+
+
+def prepared(storage: Path, num_cpus: int = 1) -> Submission:
+    trainer = DataParallelTrainer(
+        lambda: None,
+        scaling_config=ScalingConfig(resources_per_worker={"CPU": num_cpus}),
+        run_config=RunConfig(storage_path=storage, name="run"),
+    )
+    return prepare(trainer._request().named(), "local")
+
+
+def parent_of_rank(config: dict[str, object]) -> None:
+    parent = os.getppid()
+    words = Path(f"/proc/{parent}/cmdline").read_text().split("\0")
+    if config.get("kills") and config["number"] == 0:
+        os.kill(parent, signal.SIGKILL)
+    hpctrain.report({"parent": parent, "is_forked": "hpctrain.worker.fork_server" in words})
+
+
+def sweep(storage: Path, **config: object) -> list[dict[str, object]]:
+    tuner = tune.Tuner(
+        parent_of_rank,
+        param_space={"number": tune.grid_search([0, 1, 2, 3]), **config},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=RunConfig(storage_path=storage, name="sweep", verbose=0),
+    )
+    results = tuner.fit()
+    assert not results.errors
+    return [dict(result.metrics or {}) for result in results]
+
+
+def test_all_trials_have_ranks_of_one_process(tmp_path: Path) -> None:
+    found = sweep(tmp_path)
+    assert [metrics["is_forked"] for metrics in found] == 4 * [True]
+    (server,) = {metrics["parent"] for metrics in found}
+    assert not is_alive(int(str(server))), "it outlives the sweep"
+
+
+def test_ranks_import_for_themselves_where_a_site_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_FORK_SERVER", "0")
+    assert [metrics["is_forked"] for metrics in sweep(tmp_path)] == 4 * [False]
+
+
+def test_a_killed_process_costs_no_trial_and_the_next_ones_have_another(tmp_path: Path) -> None:
+    found = sweep(tmp_path, kills=True)
+    assert [metrics["is_forked"] for metrics in found] == 4 * [True]
+    first, *later = (metrics["parent"] for metrics in found)
+    assert first not in later
+    assert len(set(later)) == 1
+
+
+def test_trials_with_other_variables_or_threads_have_a_process_of_their_own(
+    tmp_path: Path, templates: RankTemplates
+) -> None:
+    run = prepared(tmp_path)
+    names = [
+        templates.offer(run, {}),
+        templates.offer(run, {"CUDA_VISIBLE_DEVICES": "1"}),
+        templates.offer(run, {"CUDA_VISIBLE_DEVICES": "0"}),
+        templates.offer(prepared(tmp_path, num_cpus=2), {}),
+    ]
+    assert len(set(names)) == 4
+    assert all(names)
+    again = [templates.offer(run, {"CUDA_VISIBLE_DEVICES": "1"}), templates.offer(run, {})]
+    assert again == [names[1], names[0]]
+
+
+def test_the_process_that_was_not_used_for_longest_ends_when_there_are_too_many(
+    tmp_path: Path, templates: RankTemplates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.tune.rank_templates._MOST", 2)
+    run = prepared(tmp_path)
+    first, second = (templates.offer(run, {"SEED": seed}) for seed in "12")
+    assert templates.offer(run, {"SEED": "1"}) == first
+    templates.offer(run, {"SEED": "3"})
+    assert templates.offer(run, {"SEED": "1"}) == first
+    assert templates.offer(run, {"SEED": "2"}) != second
