@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
-from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.node_use import NodeMeter
 from hpctrain.control.nvml import GpuMeter
-from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
+from hpctrain.control.wire import Frame, FrameSocket, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
+from hpctrain.execute.relay import BACKLOG, BEAT_INTERVAL_S, Relay
 from hpctrain.own_time import Deadline, OwnTime
-from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_temporary_checkpoints
+from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.worker.leftovers import remove_dead_segments, unlink_mapped_segments
 from hpctrain.worker.node_socket import node_name, node_socket_name
 
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
     from hpctrain.control.proof import Seal
     from hpctrain.execute.examine import Examiner
 
-_BEAT_INTERVAL_S = 2.0
-_BACKLOG = 1024
 
-
-class Agent:
-    """The frames of one node's ranks.
+class Agent(Relay):
+    """The frames of one node's ranks, and what the executor wants to know of the node.
 
     Parameters
     ----------
@@ -72,21 +69,15 @@ class Agent:
         lease_s: float | None = None,
         name: str | None = None,
     ) -> None:
-        self._name = name or node_name()
-        self._attempt = attempt
-        self._lease_s = lease_s
-        self._time = OwnTime(time.monotonic(), longest_gap_s=_BEAT_INTERVAL_S + 0.5)
-        self._received_at = 0.0
         self._executor = uplink.getpeername()
+        super().__init__(attempt=attempt, uplink=uplink, seal=seal, name=name or node_name())
+        self._lease_s = lease_s
+        self._time = OwnTime(time.monotonic(), longest_gap_s=BEAT_INTERVAL_S + 0.5)
+        self._received_at = 0.0
         self._was_dismissed = False
-        self._uplink = FrameSocket(uplink, seal)
         self._socket_name = socket_name
         self._run_dir = run_dir
-        self._ranks: dict[FrameSocket, int | None] = {}
-        self._memory = MemoryWatch()
         self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
-        self._temporary: dict[FrameSocket, tuple[str, int]] = {}
-        self._selector = selectors.DefaultSelector()
         self._pids: set[int] = set()
         self._examiner: Examiner | None = None
 
@@ -95,24 +86,16 @@ class Agent:
         # Ranks do nothing before they find this listener.
         self._remove_leftovers()
         try:
-            listener = local_socket.listen(self._socket_name, backlog=_BACKLOG)
-            self._selector.register(listener, selectors.EVENT_READ)
-            self._selector.register(self._uplink, selectors.EVENT_READ)
-            self._introduce()
-            while not self._uplink.closed:
-                self._step(listener)
-                self._look_at_lease()
+            self.serve(local_socket.listen(self._socket_name, backlog=BACKLOG))
         finally:
-            for pid in self._memory.pids:
-                # It may be in MPI_Init, and is to end.
-                unlink_mapped_segments(pid)
-            # Ranks that are left see the end of their stream, and leave.
-            for key in list(self._selector.get_map().values()):
-                if isinstance(key.fileobj, (FrameSocket, socket.socket)):
-                    key.fileobj.close()
-            self._selector.close()
             self._remove_leftovers()
         return self._was_dismissed
+
+    def _end(self) -> None:
+        for pid in self._memory.pids:
+            # It may be in MPI_Init, and is to end.
+            unlink_mapped_segments(pid)
+        super()._end()
 
     def _remove_leftovers(self) -> None:
         """Remove what dead ranks have left here, also those of an earlier life of the job."""
@@ -121,7 +104,7 @@ class Agent:
             remove_dead_segments(job_id)
 
     def _introduce(self) -> None:
-        self._send("agent", node=self._name)
+        super()._introduce()
         if self._run_dir is not None:
             self._send_health(str(self._run_dir))
 
@@ -142,30 +125,12 @@ class Agent:
 
         threading.Thread(target=ask, name="hpctrain-storage", daemon=True).start()
 
-    def _step(self, listener: socket.socket) -> None:
-        ready = self._selector.select(_BEAT_INTERVAL_S)
-        if not ready:
-            self._send("beat")
-        self._memory.sample()
+    def _after_step(self) -> None:
         if self._examiner is not None:
             for seen in self._examiner.frames():
                 self._uplink.post(encode_frame(seen.header, seen.body))
             self._watch(self._uplink)
-        for key, mask in ready:
-            if key.fileobj is listener:
-                self._accept(listener)
-                continue
-            frames = key.fileobj
-            assert isinstance(frames, FrameSocket)
-            if mask & selectors.EVENT_WRITE:
-                frames.flush()
-            if mask & selectors.EVENT_READ:
-                if frames is self._uplink:
-                    self._pass_down()
-                else:
-                    self._pass_up(frames)
-            if not frames.closed:
-                self._watch(frames)
+        self._look_at_lease()
 
     def _look_at_lease(self) -> None:
         now = self._time.look(time.monotonic())
@@ -179,68 +144,31 @@ class Agent:
         else:
             self._uplink.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        if (sock := local_socket.accept(listener)) is None:
-            return
-        frames = FrameSocket(sock)
-        self._memory.add(frames, sock)
-        self._ranks[frames] = None
-        self._selector.register(frames, selectors.EVENT_READ)
-
-    def _pass_up(self, frames: FrameSocket) -> None:
-        for frame in frames.receive():
-            if frame.op == "starting":
-                self._ranks[frames] = UNKNOWN_RANK
-                self._pids.add(frame.header["pid"])
-            elif frame.op == "hello":
-                self._ranks[frames] = int(frame.header["rank"])
-                self._temporary[frames] = frame.header["tmp"], frame.header["pid"]
-            elif frame.op == "bye":
-                self._ranks[frames] = None
-            self._uplink.queue(frame.raw)
-        if frames.closed:
-            rank = self._ranks.pop(frames)
-            memory = self._memory.remove(frames)
-            temporary = self._temporary.pop(frames, None)
-            self._selector.unregister(frames)
-            frames.close()
-            if rank is not None:
-                self._send("lost", rank=rank, memory=memory)
-                if temporary is not None:
-                    remove_temporary_checkpoints(*temporary)
-        self._uplink.flush()
-        self._watch(self._uplink)
+    def _note(self, frames: FrameSocket, frame: Frame) -> None:
+        super()._note(frames, frame)
+        if frame.op == "starting":
+            self._pids.add(frame.header["pid"])
 
     def _pass_down(self) -> None:
         self._received_at = self._time.now
-        try:
-            received = self._uplink.receive()
-        except ProtocolError:
-            # A third party changes what the executor sends. It is lost to this node.
+        super()._pass_down()
+
+    def _obey(self, frame: Frame) -> bool:
+        if frame.op == "agent-exit":
+            self._was_dismissed = True
             self._uplink.close()
-            return
-        for frame in received:
-            if frame.op == "agent-exit":
-                self._was_dismissed = True
-                self._uplink.close()
-                return
-            if frame.op == "beat":
-                self._send("beat", use=self._meter.read())
-                continue
-            if frame.op == "begin":
-                self._attempt = frame.header["attempt"]
-                self._pids.clear()
-                self._remove_leftovers()
-                self._introduce()
-                continue
-            if frame.op == "examine":
-                self._examine(frame)
-                continue
-            wanted = frame.header.get("ranks")
-            for frames, rank in self._ranks.items():
-                if rank is not None and (wanted is None or rank in wanted):
-                    frames.post(frame.raw)
-                    self._watch(frames)
+        elif frame.op == "beat":
+            self._send("beat", use=self._meter.read())
+        elif frame.op == "begin":
+            self._attempt = frame.header["attempt"]
+            self._pids.clear()
+            self._remove_leftovers()
+            self._introduce()
+        elif frame.op == "examine":
+            self._examine(frame)
+        else:
+            return False
+        return True
 
     def _examine(self, request: Frame) -> None:
         from hpctrain.execute.examine import Examiner
@@ -249,18 +177,6 @@ class Agent:
         pids = {int(rank): pid for rank, pid in request.header["pids"].items()}
         here = {rank: pid for rank, pid in pids.items() if pid in self._pids}
         self._examiner.begin(request, here)
-
-    def _send(self, op: str, **details: object) -> None:
-        self._uplink.post(encode_frame({"op": op, "attempt": self._attempt, **details}))
-
-    def _watch(self, frames: FrameSocket) -> None:
-        if frames.closed:
-            return
-        events = selectors.EVENT_READ
-        if frames.pending_bytes:
-            events |= selectors.EVENT_WRITE
-        if self._selector.get_key(frames).events != events:
-            self._selector.modify(frames, events)
 
 
 def _tmp() -> str:

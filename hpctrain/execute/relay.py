@@ -1,0 +1,174 @@
+"""`Relay`: passes frames between the ranks of a node and the executor, over one connection.
+
+The agent of a node is one, with a process of its own (`hpctrain.execute.agent`). Where the user has
+started the ranks, one of each node has one in a thread (`hpctrain.launch.node_relay`).
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from typing import TYPE_CHECKING
+
+from hpctrain.control import local_socket
+from hpctrain.control.memory import MemoryWatch
+from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
+from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
+
+if TYPE_CHECKING:
+    from hpctrain.control.proof import Seal
+
+BEAT_INTERVAL_S = 2.0
+"""Seconds of silence after which it sends a sign of life."""
+BACKLOG = 1024
+"""Ranks of a node that may wait to be accepted."""
+
+
+class Relay:
+    """The frames of one node's ranks. Notices when one of these dies.
+
+    Parameters
+    ----------
+    attempt
+        Number of the attempt.
+    uplink
+        Connected to the executor.
+    seal
+        The MACs of the frames between them.
+    name
+        By which the executor knows this node.
+    """
+
+    def __init__(
+        self, *, attempt: int, uplink: socket.socket, seal: Seal | None = None, name: str
+    ) -> None:
+        self._name = name
+        self._attempt = attempt
+        self._uplink = FrameSocket(uplink, seal)
+        self._ranks: dict[FrameSocket, int | None] = {}
+        self._memory = MemoryWatch()
+        self._temporary: dict[FrameSocket, tuple[str, int]] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self, listener: socket.socket) -> None:
+        """Pass frames on until the executor is gone, or ends it; then close all connections.
+
+        Parameters
+        ----------
+        listener
+            Of the socket for the ranks. Owned by this object from here on.
+        """
+        try:
+            self._selector.register(listener, selectors.EVENT_READ)
+            self._selector.register(self._uplink, selectors.EVENT_READ)
+            self._introduce()
+            while not self._uplink.closed:
+                self._step(listener)
+                self._after_step()
+        finally:
+            self._end()
+
+    def _introduce(self) -> None:
+        self._send("agent", node=self._name)
+
+    def _after_step(self) -> None:
+        """Do what is due from time to time."""
+
+    def _end(self) -> None:
+        # Ranks that are left see the end of their stream, and leave.
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, (FrameSocket, socket.socket)):
+                key.fileobj.close()
+        self._selector.close()
+
+    def _step(self, listener: socket.socket) -> None:
+        ready = self._selector.select(BEAT_INTERVAL_S)
+        if not ready:
+            self._send("beat")
+        self._memory.sample()
+        for key, mask in ready:
+            if key.fileobj is listener:
+                self._accept(listener)
+                continue
+            frames = key.fileobj
+            assert isinstance(frames, FrameSocket)
+            if mask & selectors.EVENT_WRITE:
+                frames.flush()
+            if mask & selectors.EVENT_READ:
+                if frames is self._uplink:
+                    self._pass_down()
+                else:
+                    self._pass_up(frames)
+            if not frames.closed:
+                self._watch(frames)
+
+    def _accept(self, listener: socket.socket) -> None:
+        if (sock := local_socket.accept(listener)) is None:
+            return
+        frames = FrameSocket(sock)
+        self._memory.add(frames, sock)
+        self._ranks[frames] = None
+        self._selector.register(frames, selectors.EVENT_READ)
+
+    def _pass_up(self, frames: FrameSocket) -> None:
+        for frame in frames.receive():
+            self._note(frames, frame)
+            self._uplink.queue(frame.raw)
+        if frames.closed:
+            rank = self._ranks.pop(frames)
+            memory = self._memory.remove(frames)
+            temporary = self._temporary.pop(frames, None)
+            self._selector.unregister(frames)
+            frames.close()
+            if rank is not None:
+                self._send("lost", rank=rank, memory=memory)
+                if temporary is not None:
+                    remove_temporary_checkpoints(*temporary)
+        self._uplink.flush()
+        self._watch(self._uplink)
+
+    def _note(self, frames: FrameSocket, frame: Frame) -> None:
+        """Note what a rank sends of itself."""
+        if frame.op == "starting":
+            self._ranks[frames] = UNKNOWN_RANK
+        elif frame.op == "hello":
+            self._ranks[frames] = int(frame.header["rank"])
+            self._temporary[frames] = frame.header["tmp"], frame.header["pid"]
+        elif frame.op == "bye":
+            self._ranks[frames] = None
+
+    def _pass_down(self) -> None:
+        try:
+            received = self._uplink.receive()
+        except ProtocolError:
+            # A third party changes what the executor sends. It is lost to this node.
+            self._uplink.close()
+            return
+        for frame in received:
+            if self._obey(frame):
+                if self._uplink.closed:
+                    return
+                continue
+            wanted = frame.header.get("ranks")
+            for frames, rank in self._ranks.items():
+                if rank is not None and (wanted is None or rank in wanted):
+                    frames.post(frame.raw)
+                    self._watch(frames)
+
+    def _obey(self, frame: Frame) -> bool:
+        """Do what the executor asks of the relay itself; return False if it asks the ranks."""
+        if frame.op == "beat":
+            self._send("beat")
+        return frame.op == "beat"
+
+    def _send(self, op: str, **details: object) -> None:
+        self._uplink.post(encode_frame({"op": op, "attempt": self._attempt, **details}))
+
+    def _watch(self, frames: FrameSocket) -> None:
+        if frames.closed:
+            return
+        events = selectors.EVENT_READ
+        if frames.pending_bytes:
+            events |= selectors.EVENT_WRITE
+        if self._selector.get_key(frames).events != events:
+            self._selector.modify(frames, events)
