@@ -1,4 +1,4 @@
-"""The executor's end: all ranks, through one connection a node or one a rank."""
+"""The executor's end: all ranks, through one connection a node; those of its own each by one."""
 
 from __future__ import annotations
 
@@ -69,9 +69,16 @@ class Hub:
         self._meter: NodeMeter | None = None
         self._use: dict[str, dict[str, Any]] = {}
 
-    def listen_locally(self, name: str) -> None:
-        """Accept ranks of this machine and user, which connect to a local socket of that name."""
-        self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
+    def listen_locally(self, name: str, *, measures: bool = True) -> None:
+        """Accept ranks of this machine and user, which connect to a local socket of that name.
+
+        Parameters
+        ----------
+        measures
+            Whether it is measured what they use of this machine.
+        """
+        if measures:
+            self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
         self._listen(local_socket.listen(name, backlog=_BACKLOG), self._accept_local)
 
     def listen_tcp(self, credentials: Credentials, *, only_here: bool = False) -> list[str]:
@@ -187,6 +194,11 @@ class Hub:
     def num_agents(self) -> int:
         """Number of agents that are connected."""
         return sum(peer.is_agent for peer in self._peers.values())
+
+    @property
+    def num_remote(self) -> int:
+        """Number of connections over TCP whose other end has proved itself."""
+        return sum(peer.frames.has_seal for peer in self._peers.values())
 
     def close(self) -> None:
         """Close everything; ranks that are left see that their executor is gone."""

@@ -81,6 +81,11 @@ class FrameSocket:
         return self._socket.fileno()
 
     @property
+    def has_seal(self) -> bool:
+        """Whether what is sent is in records that have MACs."""
+        return self._seal is not None
+
+    @property
     def pending_bytes(self) -> int:
         """Bytes that wait to be sent."""
         return len(self._outbox) + (0 if self._seal is None else len(self._queued))

@@ -93,6 +93,8 @@ class AttemptTracker:
         """Why ranks failed, in the order in which it became known."""
         self.lost: dict[int, bool] = {}
         """Ranks whose connection ended, in that order; the value is whether their agent's did."""
+        self.cut_off: dict[int, int] = {}
+        """Ranks whose connection ended with another rank, through which they had it: that one."""
         self.memory: dict[int, Mapping[str, Any]] = {}
         """What is known of the memory of ranks that are lost: see `MemoryWatch.remove`."""
         self.signals: list[str] = []
@@ -128,7 +130,9 @@ class AttemptTracker:
     @property
     def num_ended(self) -> int:
         """Number of ranks that have returned, failed or died."""
-        return len(self._done | self.failures.keys() | self.lost.keys())
+        ended = self._done | self.failures.keys() | self.lost.keys()
+        # Those say no more.
+        return len(ended | self.cut_off.keys())
 
     @property
     def return_value(self) -> bytes:
@@ -175,6 +179,8 @@ class AttemptTracker:
             self.lost.setdefault(rank, bool(frame.header.get("agent")))
             if memory := frame.header.get("memory"):
                 self.memory[rank] = memory
+        elif frame.op == "cut-off" and rank not in self._done:
+            self.cut_off.setdefault(rank, frame.header["relay"])
         elif frame.op == "returned":
             self._returned[rank] = frame.header["reports"], frame.header["collectives"]
         elif frame.op == "waits":

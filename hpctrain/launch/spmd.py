@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import atexit
 import signal
+import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ, timeouts
 from hpctrain.config import ScalingConfig
-from hpctrain.control.link import Link, connect_tcp
+from hpctrain.control.link import Link
 from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import Frame
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, TrainingFailedError
@@ -24,6 +26,12 @@ from hpctrain.execute.attempt_start import AttemptStart
 from hpctrain.launch.begin import begin_or_find
 from hpctrain.launch.coordinator import Coordinator
 from hpctrain.launch.existing import Existing
+from hpctrain.launch.node_relay import (
+    CoordinatorAddress,
+    NodeRelay,
+    connect_rank,
+    connect_to_rank_0,
+)
 from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import Request, Submission, make_plan
 from hpctrain.launch.run_spec import make_spec
@@ -48,6 +56,8 @@ from hpctrain.world import World
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
+    from hpctrain.control.proof import Seal
+
 # Rank 0 shows why, and an abort ends it too.
 _RANK_0_FIRST_S = 2.0
 
@@ -66,8 +76,8 @@ class _Opening:
     """None: there is nothing to run, see `result`."""
     content: bytes
     """The run's `RunSpec`."""
-    addresses: list[str]
-    secret: bytes
+    coordinator: CoordinatorAddress | None = None
+    """Where ranks reach it."""
     result: Result | None = None
 
 
@@ -188,15 +198,12 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
         )
     if coordinator is None:
         result = Result.from_path(request.paths.root)
-        return _Opening(
-            paths=request.paths, start=None, content=b"", addresses=[], secret=b"", result=result
-        ), None
+        return _Opening(paths=request.paths, start=None, content=b"", result=result), None
     opening = _Opening(
         paths=request.paths,
         start=coordinator.attempt_start,
         content=submission.spec_content,
-        addresses=coordinator.ranks.addresses,
-        secret=coordinator.ranks.secret,
+        coordinator=coordinator.ranks.address,
     )
     return opening, coordinator
 
@@ -209,6 +216,11 @@ class _Verdict:
         self._body = b""
         self._received = threading.Event()
         self._noticed = threading.Event()
+
+    @property
+    def is_received(self) -> bool:
+        """Whether rank 0 has sent its error, or is gone."""
+        return self._received.is_set()
 
     def receive(self, frame: Frame) -> None:
         """Take rank 0's error in; called from the thread of the link."""
@@ -250,16 +262,19 @@ class _Verdict:
 def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     """Do what a rank's own process does in the other homes. Collective."""
     run_spec = spec.RunSpec.from_bytes(opening.content)
-    start, settings = opening.start, run_spec.settings
+    start, settings, coordinator = opening.start, run_spec.settings, opening.coordinator
     assert start is not None
+    assert coordinator is not None
     export_thread_counts(settings)
     verdict = _Verdict(world)
-    credentials = Credentials(opening.secret, run=str(opening.paths.root), attempt=start.attempt)
-    sock, seal = connect_tcp(
-        opening.addresses, credentials, timeout_s=timeouts.EXECUTOR_CONNECTION_S
+    credentials = Credentials(
+        coordinator.secret, run=str(opening.paths.root), attempt=start.attempt
     )
-    link = Link(sock, attempt=start.attempt, on_lost=verdict.lose_rank_0, seal=seal)
-    link.handle("run-failed", verdict.receive)
+    relay: NodeRelay | None = None
+    if world.local_rank == 0 and world.node_rank > 0:
+        relay = NodeRelay(coordinator, credentials, world)
+    _await_ranks(comm)
+    link = _connect(coordinator, credentials, world, verdict)
     training = LinkedTraining(
         link,
         world=world,
@@ -274,7 +289,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     link.introduce(world.world_rank, hello_details(world))
     previous = _forward_signals(link)
     try:
-        _await_connections(comm)
+        _await_ranks(comm)
         settle(settings)
         training.run(comm)
         answer = link.next_command()
@@ -287,10 +302,43 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
         raise verdict.error("rank 0 is gone")
     link.post("bye")
     link.close()
+    if relay is not None:
+        # Other ranks of the node may not have left yet.
+        relay.join(timeout_s=timeouts.SPMD_END_S)
     result: Result = spec.unpack(answer.body)
     if result.error is not None:
         raise _shown_by_rank_0(result.error, world)
     return result
+
+
+def _connect(
+    coordinator: CoordinatorAddress, credentials: Credentials, world: World, verdict: _Verdict
+) -> Link:
+    """Return the link of this rank, over which rank 0 sends its verdict. Not collective."""
+    sock, seal = connect_rank(coordinator, credentials, world)
+    is_relayed = seal is None and world.node_rank > 0
+
+    def lose() -> None:
+        if not is_relayed or verdict.is_received:
+            verdict.lose_rank_0()
+            return
+        # Either rank 0 is gone, or the rank through which this one is connected; then rank 0 can
+        # still send why the run has failed.
+        try:
+            again = connect_to_rank_0(coordinator, credentials, timeout_s=timeouts.SPMD_END_S)
+        except LaunchError:
+            verdict.lose_rank_0()
+        else:
+            open_link(*again, on_lost=verdict.lose_rank_0).introduce(
+                world.world_rank, hello_details(world)
+            )
+
+    def open_link(sock: socket.socket, seal: Seal | None, on_lost: Callable[[], None]) -> Link:
+        link = Link(sock, attempt=world.attempt, on_lost=on_lost, seal=seal)
+        link.handle("run-failed", verdict.receive)
+        return link
+
+    return open_link(sock, seal, lose)
 
 
 def _shown_by_rank_0(error: Any, world: World) -> Any:
@@ -300,12 +348,12 @@ def _shown_by_rank_0(error: Any, world: World) -> Any:
     return error
 
 
-def _await_connections(comm: Comm) -> None:
-    """Wait until every rank is connected to rank 0. Collective.
+def _await_ranks(comm: Comm) -> None:
+    """Wait until every rank has come here: first each node listens, then each rank is connected.
 
-    mpi4py keeps Python's lock in the first collective of objects on a communicator, which it
-    duplicates for it. In a training function that begins with one, rank 0 would wait there for
-    ranks whose connections its coordinator, a thread, could not accept.
+    Collective. mpi4py keeps Python's lock in the first collective of objects on a communicator,
+    which it duplicates for it. In a training function that begins with one, rank 0 would wait there
+    for ranks whose connections its coordinator, a thread, could not accept.
 
     Raises
     ------

@@ -288,6 +288,21 @@ def test_a_node_that_is_gone_with_its_agent_is_told_as_such(
     assert line.endswith("the agent of its node is gone too: the node, or its network, is down")
 
 
+@pytest.mark.parametrize(
+    ("cut_off", "named"), [((3,), "rank 3 of its node"), ((3, 1), "ranks 1, 3 of its node")]
+)
+def test_ranks_that_were_connected_through_the_dead_one_are_named_and_not_blamed(
+    tracker: AttemptTracker, paths: RunPaths, cut_off: tuple[int, ...], named: str
+):
+    for rank in cut_off:
+        tracker.feed(Frame({"op": "cut-off", "rank": rank, "relay": 2}, b"", b""))
+    lose(tracker, 2)
+    error = explain(tracker, paths)
+    assert error.rank == 2
+    assert f"Connected through it, and not known to have failed: {named}" in str(error)
+    assert "the agent of its node" not in str(error)
+
+
 def test_what_the_kernel_killed_for_want_of_memory_comes_before_every_other_cause(
     tracker: AttemptTracker, paths: RunPaths
 ):

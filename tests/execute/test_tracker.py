@@ -116,6 +116,18 @@ def test_a_connection_that_ends_after_the_rank_was_done_is_no_failure():
     assert tracker.lost == {0: True}
 
 
+def test_a_rank_that_loses_its_connection_with_another_has_not_failed_and_says_no_more():
+    tracker = AttemptTracker(world_size=3, first_report=0)
+    for op, rank, details in (
+        ("done", 0, {}),
+        ("lost", 1, {"agent": False}),
+        ("cut-off", 2, {"relay": 1}),
+    ):
+        tracker.feed(frame(op, rank, **details))
+    assert (tracker.lost, tracker.cut_off) == ({1: False}, {2: 1})
+    assert tracker.num_ended == 3
+
+
 def test_failures_are_kept_in_the_order_in_which_they_became_known():
     tracker = AttemptTracker(world_size=3, first_report=0)
     tracker.feed(failed(2, "first"))

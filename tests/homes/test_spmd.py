@@ -252,3 +252,88 @@ def test_ranks_that_are_ended_because_one_waits_in_vain_say_so(tmp_path: Path) -
     assert done.returncode != 0
     assert "rank 1 returned, but rank 0 waits for all ranks in barrier()." in done.stderr
     assert Result.from_path(tmp_path / "run").state == "failed"
+
+
+RELAYED = """
+import os, signal, sys
+from pathlib import Path
+import hpctrain
+import hpctrain.collective
+from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+from hpctrain.launch.existing_ranks import ExistingRanks
+
+dismiss = ExistingRanks.dismiss
+
+def count_and_dismiss(ranks, *arguments, **options):
+    Path(sys.argv[1], "connections").write_text(str(ranks.num_connections))
+    dismiss(ranks, *arguments, **options)
+
+ExistingRanks.dismiss = count_and_dismiss
+
+def train(config):
+    rank = hpctrain.get_context().get_world_rank()
+    for step in range(3):
+        hpctrain.report({"step": step, "rank": rank}, Checkpoint.from_dict({"rank": rank}))
+    if rank == config["dies"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hpctrain.collective.barrier(timeout_s=600)
+    return rank
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train,
+        train_loop_config={"dies": int(sys.argv[2])},
+        scaling_config=ScalingConfig(num_workers=4),
+        run_config=RunConfig(storage_path=sys.argv[1], name="run"),
+    ).fit()
+"""
+
+
+def run_on_two_nodes(
+    cluster: VirtualCluster, tmp_path: Path, *, dies: int = -1
+) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "train.py"
+    script.write_text(RELAYED)
+    argv = ["srun", "--mpi=pmi2", "-N2", "--ntasks-per-node=2"]
+    return subprocess.run(
+        [*argv, sys.executable, str(script), str(tmp_path), str(dies)],
+        env={**os.environ, **cluster.environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_ranks_of_one_node_need_no_connection_over_tcp(tmp_path: Path) -> None:
+    done = run_ranks(tmp_path, RELAYED, 4, str(tmp_path), "-1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "connections").read_text() == "0"
+
+
+@pytest.mark.slurm
+def test_four_ranks_on_two_nodes_have_one_connection(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    done = run_on_two_nodes(virtual_slurm, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "connections").read_text() == "1"
+    result = Result.from_path(tmp_path / "run")
+    assert result.state == "finished"
+    assert [m["step"] for m in result.metrics_history] == [0, 1, 2]
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 3
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("dies", [2, 3])
+def test_a_rank_that_is_killed_is_named_whether_it_is_the_relay_of_its_node_or_not(
+    virtual_slurm: VirtualCluster, tmp_path: Path, dies: int
+) -> None:
+    done = run_on_two_nodes(virtual_slurm, tmp_path, dies=dies)
+    assert done.returncode != 0
+    assert f"rank {dies} of 4 on node2 failed without a word" in done.stderr
+    cut_off = "Connected through it, and not known to have failed: rank 3 of its node"
+    assert (cut_off in done.stderr) is (dies == 2)
+    result = Result.from_path(tmp_path / "run")
+    assert result.state == "failed"
+    assert result.checkpoint is not None
+    assert result.checkpoint.path.name == "000003"

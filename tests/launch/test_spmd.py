@@ -92,9 +92,7 @@ def test_a_run_that_is_finished_is_returned_on_every_rank_and_starts_nothing(
     request_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int
 ):
     result: Any = SimpleNamespace(path=tmp_path, status="status", error=None)
-    opening = spmd._Opening(
-        paths=request_of, start=None, content=b"", addresses=[], secret=b"", result=result
-    )
+    opening = spmd._Opening(paths=request_of, start=None, content=b"", result=result)
     monkeypatch.setattr(spmd, "_open", lambda *_: (opening, None))
     monkeypatch.setattr(spmd, "_run_rank", raise_(AssertionError("a rank was started")))
     join(monkeypatch, rank, opening)
