@@ -31,6 +31,9 @@ _PADDING = 2048
 _LINE_BYTES = 2**16
 _BACKLOG = 4096
 _LOOK_INTERVAL_S = 0.05
+# What a server may have more in memory than when it was ready: each rank would begin with it.
+_MOST_GROWN, _MOST_GROWN_BYTES = 1.5, 64 * 2**20
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def fork_server_for(
@@ -86,7 +89,7 @@ def rank_environment(
 
 
 class ForkServers:
-    """At most one fork server at a time; a new one where the last is gone or out of date.
+    """At most one fork server at a time; a new one where the last is gone, out of date or grown.
 
     Parameters
     ----------
@@ -169,7 +172,9 @@ class ForkServers:
         wanted = {n: v for n, v in environment.items() if not environ.is_of_launcher(n)}
         had = {n: v for n, v in self._environment.items() if not environ.is_of_launcher(n)}
         server = self._server
-        if server is not None and (server.has_ended or wanted != had or server.is_stale()):
+        if server is not None and (
+            server.has_ended or wanted != had or server.is_stale() or server.has_grown
+        ):
             self.close()
         if self._server is None:
             self._environment = dict(environment)
@@ -200,6 +205,7 @@ class _Server:
         self._refusals: list[str] = []
         self._is_idle = True
         self._stamps: dict[str, int] = {}
+        self._ready_bytes = 0
         self._received = b""
         ours, theirs = socket.socketpair()
         self._socket = ours
@@ -248,6 +254,12 @@ class _Server:
     def has_ended(self) -> bool:
         """Whether it is gone."""
         return self._process.poll() is not None
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it has much more in memory than when it was ready."""
+        most = self._ready_bytes * _MOST_GROWN + _MOST_GROWN_BYTES
+        return self._ready_bytes > 0 and _resident_bytes(self.pid) > most
 
     def take_refusals(self) -> list[str]:
         """Return why it has not forked ranks, as far as that was not returned before."""
@@ -311,7 +323,9 @@ class _Server:
         elif "unusable" in message:
             self.unusable = str(message["unusable"])
         elif "ready" in message:
-            origins, places = message["origins"], message["places"]
+            origins, places, resident = message["origins"], message["places"], message["resident"]
+            assert isinstance(resident, int)
+            self._ready_bytes = resident
             assert isinstance(origins, dict)
             assert isinstance(places, list)
             watched = {*places, *(os.path.dirname(p) for p in origins.values()), *origins.values()}
@@ -331,6 +345,14 @@ def _await_readable(descriptor: int, timeout_s: float) -> None:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     poller.poll(timeout_s * 1000)
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return what a process has in memory; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
 
 
 def _stamp(path: str) -> int:

@@ -58,7 +58,13 @@ def serve(
         tell(owner, unusable=str(error))
         refuse_all(listener, str(error), num_clients=num_clients)
         return None
-    tell(owner, ready=time.monotonic() - begun, origins=origins(), places=package_places())
+    tell(
+        owner,
+        ready=time.monotonic() - begun,
+        origins=origins(),
+        places=package_places(),
+        resident=_resident_bytes(),
+    )
     return ForkServer(listener, owner, before=before, printed=_printed()).run()
 
 
@@ -80,6 +86,11 @@ def _ending_with(owner: socket.socket) -> Iterator[None]:
         yield
     finally:
         fcntl.fcntl(owner, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _printed() -> tuple[bytes, bytes]:

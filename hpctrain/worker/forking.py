@@ -19,6 +19,7 @@ from hpctrain.control import local_socket
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.worker.forked import ForkedRank, explain_difference, rank_command
 from hpctrain.worker.launched import Launched, apply_launched, read_launched
+from hpctrain.worker.preload import other_threads
 
 # As in hpctrain.worker.fork_client.
 _READY, _FORKED, _ENDED, _REFUSED = b"R", b"F", b"E", b"X"
@@ -194,6 +195,12 @@ class ForkServer:
     def _why_not(self, launched: Launched, descriptors: Sequence[int]) -> str:
         if len(descriptors) != 3 + ("PMI_FD" in launched.environment):
             return "the launcher has closed standard streams of its processes"
+        if others := other_threads():
+            # After the imports there was none: a handler of os.register_at_fork, for one.
+            return (
+                f"a thread has started in the fork server ({', '.join(others[:4])}), which would "
+                f"be lost in ranks"
+            )
         return explain_difference(
             launched, read_launched(os.getpid()), before=self._before, cwd=self._cwd
         )

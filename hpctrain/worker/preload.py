@@ -129,7 +129,7 @@ def refuse_state(after: str) -> None:
     if len(os.listdir("/proc/self/task")) > 1:
         # OpenBLAS ends its threads before a fork, and starts them again when it computes.
         _fork_and_end()
-        if (others := _other_threads()) != []:
+        if (others := other_threads()) != []:
             names = ", ".join(others[:4])
             raise PreloadError(f"{after} starts a thread ({names}), which would be lost in ranks")
 
@@ -201,8 +201,8 @@ def _is_from(module: object, place: str) -> bool:
     return isinstance(path, str) and os.path.abspath(path).startswith(os.path.join(place, ""))
 
 
-def _other_threads() -> list[str]:
-    """Return the names of the threads of this process but its first."""
+def other_threads() -> list[str]:
+    """Return the names of the threads of this process but its first. Not collective."""
     found = []
     for thread in os.listdir("/proc/self/task"):
         if int(thread) != os.getpid():

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -391,6 +392,71 @@ def test_64_starts_leave_a_server_as_it_was(
     again = look()
     assert again[:2] == (descriptors, children)
     assert again[2] < pages + 128
+
+
+@pytest.fixture
+def library(tmp_path: Path, variables: dict[str, str]) -> Callable[[str], None]:
+    """Return what installs a package ``library``."""
+
+    def install(source: str) -> None:
+        packages = tmp_path / "site-packages"
+        packages.mkdir()
+        (packages / "library.py").write_text(textwrap.dedent(source))
+        variables["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(packages), variables.get("PYTHONPATH")])
+        )
+
+    return install
+
+
+def test_a_thread_that_starts_after_the_imports_is_a_reason_not_to_fork(
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    # As some libraries start their threads again in the parent of a fork.
+    library(
+        """
+        import os, threading
+
+        def start():
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+        os.register_at_fork(after_in_parent=start)
+        """
+    )
+    program = Program(tmp_path, variables, "import os; print(os.getpid())")
+    servers = make_servers("library")
+    argv = servers.command(program.plain, variables)
+    done = [program.run(argv) for _ in range(3)]
+    assert [int(d.stdout) == d.args[0] for d in done] == [False, True, True]
+    (reason,) = servers.take_reasons()
+    assert reason.startswith("a thread has started in the fork server (")
+
+
+def test_a_server_that_grows_has_a_successor(
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    library(
+        """
+        import os
+        hoard = []
+        os.register_at_fork(after_in_parent=lambda: hoard.append(b"x" * (200 << 20)))
+        """
+    )
+    program = Program(tmp_path, variables, "import library; print(len(library.hoard))")
+    servers = make_servers("library")
+    pids = set()
+    for _ in range(3):
+        assert program.run(servers.command(program.plain, variables)).stdout == "0\n"
+        pids.add(servers.pid)
+        assert servers.await_idle()
+    assert len(pids) == 3
+    assert servers.take_reasons() == []
 
 
 def test_a_script_with_many_open_files_has_a_server_too(
