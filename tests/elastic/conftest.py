@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,28 @@ PATIENCE_S = 120.0
 # Each epoch goes through 48 rows; what every rank saw of them is written down by a callback, which
 # runs in the executor. The ranks do each step together, as those of a real training do.
 SCRIPT = """
-import json, sys, time
+import json, os, sys, time
 import hpctrain
 import hpctrain.collective
 from hpctrain import (
-    Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig, ScalingConfig,
-    SlurmConfig, UserCallback,
+    BackendConfig, Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig,
+    ScalingConfig, SlurmConfig, UserCallback,
 )
 
 class Diary(UserCallback):
     def after_report(self, run_context, metrics, checkpoint):
         line = {"epoch": metrics[0]["epoch"], "attempt": run_context.attempt,
-                "nodes": [m["node"] for m in metrics], "rows": [m["rows"] for m in metrics]}
+                "nodes": [m["node"] for m in metrics], "rows": [m["rows"] for m in metrics],
+                "forked": [m["forked"] for m in metrics]}
         with open(run_context.path / "diary.jsonl", "a") as diary:
             diary.write(json.dumps(line) + "\\n")
 
+class Preloaded(BackendConfig):
+    preload = tuple(json.loads(sys.argv[1])["preload"])
+
 def train(config):
+    with open(f"/proc/{os.getppid()}/cmdline") as file:
+        is_forked = "hpctrain.worker.fork_server" in file.read()
     context = hpctrain.get_context()
     checkpoint = hpctrain.get_checkpoint()
     first = checkpoint.to_dict()["epoch"] + 1 if checkpoint else 0
@@ -51,7 +57,9 @@ def train(config):
         time.sleep(config["epoch_s"])   # the work
         rank = context.get_world_rank()
         saved = Checkpoint.from_dict({"epoch": epoch}) if rank == 0 else None
-        told = {"epoch": epoch, "rows": rows, "node": context.world.hostname}
+        told = {
+            "epoch": epoch, "rows": rows, "node": context.world.hostname, "forked": is_forked
+        }
         hpctrain.report(told, saved)
         if config["asks"] and hpctrain.should_stop():
             return
@@ -64,6 +72,7 @@ if __name__ == "__main__":
         DataParallelTrainer(
             train,
             train_loop_config=request["config"],
+            backend_config=Preloaded(),
             datasets={"train": list(range(48))},
             scaling_config=ScalingConfig(
                 num_workers=tuple(workers) if isinstance(workers, list) else workers,
@@ -159,6 +168,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         epochs: int = 6,
         epoch_s: float = 0.5,
         asks: bool = False,
+        preload: Sequence[str] = (),
         **slurm: Any,
     ) -> Run:
         script = tmp_path / "train.py"
@@ -168,6 +178,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             "storage": str(tmp_path),
             "config": {"epochs": epochs, "epoch_s": epoch_s, "asks": asks},
             "slurm": slurm,
+            "preload": [*preload],
         }
         process = subprocess.Popen(
             [sys.executable, str(script), json.dumps(request)],

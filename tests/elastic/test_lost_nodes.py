@@ -73,7 +73,15 @@ def test_a_run_with_a_spare_node_goes_on_at_full_size(
 
 def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_run: StartRun):
     cluster = make_cluster(num_nodes=3, **SITE)
-    run = start_run(cluster, (2, 3), epochs=30, epoch_s=0.4, asks=True, tasks_per_node=1)
+    run = start_run(
+        cluster,
+        (4, 6),
+        epochs=30,
+        epoch_s=0.4,
+        asks=True,
+        preload=("hpctrain.worker.main", "numpy"),
+        tasks_per_node=2,
+    )
     run.wait_for_epoch(1)
     cluster.unplug("node2")
     run.wait("the run is smaller", lambda: run.diary[-1]["attempt"] == 2)
@@ -82,7 +90,10 @@ def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_
     assert len(result.job_ids) == 1
     assert [e["nodes"] for e in run.events("nodes-back")] == [["node2"]]
     sizes = list(dict.fromkeys((e["attempt"], len(e["nodes"])) for e in run.diary))
-    assert sizes == [(1, 3), (2, 2), (3, 3)]
+    assert sizes == [(1, 6), (2, 4), (3, 6)]
+    # The ranks of each attempt have imported once a node.
+    assert all(all(entry["forked"]) for entry in run.diary)
+    assert run.events("not-forked") == []
     # Ranks that ask should_stop() lose nothing when the run grows.
     ended = {e["attempt"]: e["reports"] for e in run.events("attempt-ended")}
     began = {e["attempt"]: e["first_report"] for e in run.events("attempt-started")}

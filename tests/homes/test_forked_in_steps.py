@@ -121,6 +121,10 @@ WAITS = """
         import hpctrain, hpctrain.collective
         here, context = Path(config["here"]), hpctrain.get_context()
         rank, attempt = context.get_world_rank(), context.world.attempt
+        if config["restarts"] > 1:
+            # A run that makes no progress is stopped.
+            saved = hpctrain.Checkpoint.from_dict({"attempt": attempt})
+            hpctrain.report({"attempt": attempt}, saved if rank == 0 else None)
         with open(f"/proc/{os.getppid()}/cmdline") as file:
             parent = file.read().replace(chr(0), " ")
         step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
@@ -129,30 +133,44 @@ WAITS = """
         (here / f"new-{attempt}-{rank}").write_text(json.dumps(mine))
         (here / f"new-{attempt}-{rank}").rename(here / f"here-{attempt}-{rank}")
         hpctrain.collective.barrier()
-        if attempt == 1 and config["dies"] == rank:
+        while config["restarts"] > 1 and not (here / f"go-{attempt}").exists():
+            time.sleep(0.02)
+        is_last = attempt > config["restarts"]
+        if not is_last and config["dies"] == rank:
             os.kill(os.getpid(), signal.SIGKILL)
-        while attempt == 1 and not (here / "go").exists():
+        while not is_last and not (here / "go").exists():
             time.sleep(0.02)
         return attempt
 
     print(DataParallelTrainer(
         train,
-        train_loop_config={"here": sys.argv[1], "dies": int(sys.argv[2])},
+        train_loop_config={
+            "here": sys.argv[1], "dies": int(sys.argv[2]), "restarts": int(sys.argv[3])
+        },
         backend_config=Config(),
         scaling_config=ScalingConfig(num_workers=4),
         run_config=RunConfig(
             name="run", storage_path=sys.argv[1], verbose=0,
-            failure_config=FailureConfig(max_failures=1),
+            failure_config=FailureConfig(max_failures=int(sys.argv[3])),
         ),
     ).fit().return_value)
 """
 
 
 class Job:
-    """A run of four ranks on two nodes of an allocation."""
+    """A run of four ranks on two nodes of an allocation.
+
+    With more than one restart each attempt waits for a file, ``go-ATTEMPT``.
+    """
 
     def __init__(
-        self, folder: Path, cluster: VirtualCluster, *, dies: int = -1, **variables: str
+        self,
+        folder: Path,
+        cluster: VirtualCluster,
+        *,
+        dies: int = -1,
+        restarts: int = 1,
+        **variables: str,
     ) -> None:
         path = folder / "wait.py"
         path.write_text(textwrap.dedent(WAITS), encoding="utf-8")
@@ -164,7 +182,7 @@ class Job:
         self.process = subprocess.Popen(
             [
                 *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"),
-                *(sys.executable, str(path), str(folder), str(dies)),
+                *(sys.executable, str(path), str(folder), str(dies), str(restarts)),
             ],
             env=self.environ,
             stdout=subprocess.PIPE,
@@ -220,6 +238,38 @@ def test_ranks_are_forked_again_in_the_step_of_a_restart(
     assert "killed (SIGKILL)" in restart["what"]
     assert _reasons(tmp_path / "run") == []
     wait_until(lambda: not job.left(*OF_STEP), "processes of a step are left")
+
+
+def _held(pid: int) -> tuple[int, int]:
+    """Return how many descriptors a process has, and how many pages in memory."""
+    proc = Path(f"/proc/{pid}")
+    return len(list((proc / "fd").iterdir())), int((proc / "statm").read_text().split()[1])
+
+
+def test_restarts_in_a_row_leave_the_executor_and_the_agents_as_they_were(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    restarts = 5
+    job = Job(tmp_path, virtual_slurm, dies=1, restarts=restarts)
+    found = []
+    for attempt in range(1, restarts + 2):
+        assert "hpctrain.worker.fork_server" in job.ranks(attempt)[3]["parent"]
+        executor = job.left(str(tmp_path / "wait.py"))
+        agents = job.left("hpctrain.execute.agent")
+        found.append({pid: _held(pid) for pid in (*executor, *agents)})
+        # What the last attempt has left may be ending.
+        wait_until(lambda: len(job.left(*OF_STEP)) == 10, lambda: str(job.left(*OF_STEP)))
+        (tmp_path / f"go-{attempt}").touch()
+    assert job.end().split()[-1] == str(restarts + 1)
+    # The same processes, with as many descriptors and hardly more memory.
+    second, last = found[1], found[-1]
+    assert len(second) == 3
+    assert {pid: held[0] for pid, held in last.items()} == {
+        pid: held[0] for pid, held in second.items()
+    }
+    for pid, (_, pages) in last.items():
+        assert pages < second[pid][1] + 512
+    assert _reasons(tmp_path / "run") == []
 
 
 def test_the_end_of_a_step_is_that_of_its_forked_ranks(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from hpctrain import Result
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.testing.slurm import VirtualCluster
@@ -209,6 +210,45 @@ def test_a_dry_run_shows_the_slice_of_the_first_trial(
     assert "--nodes=2 --nodelist=node1,node2 --ntasks=2 " in last
     assert "--exact" in last
     assert not (tmp_path / "sweep").exists()
+
+
+FORKED = """
+from hpctrain import BackendConfig
+
+class Preloaded(BackendConfig):
+    preload = ("hpctrain.worker.main", "numpy")
+
+def train(config):
+    with open(f"/proc/{os.getppid()}/cmdline") as file:
+        is_forked = "hpctrain.worker.fork_server" in file.read()
+    context = hpctrain.get_context()
+    name, rank = context.get_trial_name(), context.get_world_rank()
+    (FOLDER / f"{name}.{rank}.forked").write_text(str(is_forked))
+    hpctrain.report({"x": config["x"]})
+
+results = tune.Tuner(
+    DataParallelTrainer(
+        train,
+        backend_config=Preloaded(),
+        scaling_config=ScalingConfig(num_workers=2, slurm=SlurmConfig(nodes=1)),
+    ),
+    param_space={"train_loop_config": {"x": tune.grid_search([1, 2, 3])}},
+    tune_config=tune.TuneConfig(max_concurrent_trials=2),
+    run_config=run_config(),
+).fit()
+assert not results.errors, results.errors
+"""
+
+
+def test_ranks_of_each_trial_are_forked(virtual_slurm: VirtualCluster, tmp_path: Path) -> None:
+    with sweeping(virtual_slurm, tmp_path, FORKED, nodes=1) as process:
+        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    names = [f"trial_0000{number}" for number in range(3)]
+    said = {path.name: path.read_text() for path in tmp_path.glob("*.forked")}
+    assert said == {f"{name}.{rank}.forked": "True" for name in names for rank in range(2)}
+    for name in names:
+        events = read_events(RunPaths(tmp_path / "sweep" / name))
+        assert [event for event in events if event["event"] == "not-forked"] == []
 
 
 TOO_LARGE = """
