@@ -1,10 +1,14 @@
-"""``bootstrap``: ranks of a run without a framework, against ranks that only find each other."""
+"""``bootstrap``: ranks of a run without a framework, against ranks that only find each other.
+
+Ranks that hpctrain starts, and ranks that mpiexec has started (SPMD).
+"""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 
 from arms import PROGRAMS, Goal, Measured, Row, alternate, command, mpiexec
 
@@ -25,3 +29,10 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
             goals=[Goal(against="mpiexec bare", factor=1.25, plus_s=EXECUTOR_S)],
         )
         yield alternate(row, rounds=arguments.rounds, say=arguments.say)
+        spmd = [mpiexec(), "-n", str(size), sys.executable, PROGRAMS / "empty_plain.py", str(size)]
+        exist = command("hpctrain", spmd, tree=tree, environment={"HPCTRAIN_LAUNCHER": "spmd"})
+        yield alternate(
+            replace(row, name=f"bootstrap {size} that exist", ours=exist),
+            rounds=arguments.rounds,
+            say=arguments.say,
+        )

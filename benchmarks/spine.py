@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import bootstrap
+import connections
 import empty_run
 import empty_run_import_torch
 import imports
@@ -33,6 +34,7 @@ ROWS: Rows = {
     "import": imports.measure,
     "submit": submit.measure,
     "bootstrap": bootstrap.measure,
+    "connections": connections.measure,
 }
 
 
