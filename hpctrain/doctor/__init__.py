@@ -7,5 +7,6 @@
 - ``compare``: the nodes against the login node, and the MPI worlds that formed; pure
 - ``binding``: the CPUs and GPUs of each rank against the hardware; pure
 - ``world``: one rank of an MPI probe
+- ``pack``: a packed environment, and the room that nodes have for it
 - ``probe``: runs the above in a short job
 """

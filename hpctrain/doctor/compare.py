@@ -139,7 +139,7 @@ def _check_storage(
     reports: Sequence[Mapping[str, Any]], *, where: str, token: str | None = None
 ) -> Finding:
     path = reports[0]["storage"]["path"]
-    for problem, hosts in _grouped(reports, lambda report: report["storage"]["error"]).items():
+    for problem, hosts in grouped(reports, lambda report: report["storage"]["error"]).items():
         return error(
             "storage",
             f"{path} cannot be written on {hosts}: {problem}",
@@ -208,7 +208,7 @@ def _check_clocks(reports: Sequence[Mapping[str, Any]], login: Mapping[str, Any]
 def _check_imports(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
     findings = []
     for module in reports[0]["imports"]:
-        problems = _grouped(reports, lambda report, m=module: report["imports"][m]["error"])
+        problems = grouped(reports, lambda report, m=module: report["imports"][m]["error"])
         slowest = max(report["imports"][module]["seconds"] for report in reports)
         for problem, hosts in problems.items():
             findings.append(
@@ -307,7 +307,7 @@ def _interfaces_of(report: Mapping[str, Any]) -> set[str]:
 
 
 def _check_ports(reports: Sequence[Mapping[str, Any]]) -> Finding:
-    for problem, hosts in _grouped(reports, lambda report: report["port"]).items():
+    for problem, hosts in grouped(reports, lambda report: report["port"]).items():
         return error(
             "ports",
             f"no port can be bound on {hosts}: {problem}",
@@ -317,8 +317,16 @@ def _check_ports(reports: Sequence[Mapping[str, Any]]) -> Finding:
     return ok("ports", "ports can be bound")
 
 
-def _grouped(reports: Sequence[Mapping[str, Any]], problem_of: Any) -> dict[str, str]:
-    """Return the hosts with each problem, compressed."""
+def grouped(reports: Sequence[Mapping[str, Any]], problem_of: Any) -> dict[str, str]:
+    """Return the hosts with each problem, compressed. Pure; not collective.
+
+    Parameters
+    ----------
+    reports
+        One for each host.
+    problem_of
+        Returns what is wrong with one, or None.
+    """
     hosts: dict[str, list[str]] = {}
     for report in reports:
         if (problem := problem_of(report)) is not None:

@@ -94,7 +94,7 @@ def try_storage(storage: Path) -> dict[str, Any]:
 
     Not collective.
     """
-    answer: dict[str, Any] = {"path": str(storage), "error": None, "kind": _filesystem(storage)}
+    answer: dict[str, Any] = {"path": str(storage), "error": None, "kind": filesystem_of(storage)}
     trial = storage / f".doctor-{socket.gethostname()}-{secrets.token_hex(4)}"
     try:
         trial.write_bytes(b"1")
@@ -201,8 +201,8 @@ def _try_port() -> str | None:
         return error.strerror or str(error)
 
 
-def _filesystem(path: Path) -> str:
-    """Return the kind of filesystem that a path is on, as the kernel calls it."""
+def filesystem_of(path: Path) -> str:
+    """Return the kind of filesystem that a path is on, as the kernel calls it. Not collective."""
     best, kind = "", ""
     with suppress(OSError):
         resolved = str(path.resolve())

@@ -24,6 +24,7 @@ from hpctrain import environ, timeouts
 from hpctrain.container import Container
 from hpctrain.doctor.machine import ANSWERS, describe_machine
 from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.execute.node_environment import expand_place
 from hpctrain.execute.rank_container import RankContainer
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.plan.argv import worker_step_argv
@@ -56,6 +57,10 @@ class ProbeSettings:
     """What ranks run in, with all that it mounts."""
     container_modules: tuple[str, ...] = ()
     """Modules that a rank imports there."""
+    pack: str = ""
+    """File of the packed environment that ranks start in."""
+    pack_dir: str = ""
+    """As in ``SlurmConfig(environment_pack_dir=...)``."""
 
     @classmethod
     def read(cls, path: Path) -> ProbeSettings:
@@ -94,6 +99,7 @@ def probe(settings: ProbeSettings) -> dict[str, Any]:
         "no_launcher": no_launcher,
         "no_container": no_container,
         "ranks": _probe_ranks(settings),
+        **_probe_places(settings),
         "time": time.time(),
     }
 
@@ -132,6 +138,20 @@ def _probe_machines(settings: ProbeSettings) -> list[dict[str, Any]]:
         {**machine, "skew_s": skews.get(machine["host"], 0.0)}
         for machine in sorted(machines, key=lambda machine: machine["host"])
     ]
+
+
+def _probe_places(settings: ProbeSettings) -> dict[str, Any]:
+    """Return what nodes have for a packed environment, and where it would be."""
+    if not settings.pack:
+        return {}
+    try:
+        place = expand_place(settings.pack_dir)
+    except HpctrainError as error:
+        return {"place": "", "no_place": str(error)}
+    module = [sys.executable, "-m", "hpctrain.doctor.pack", settings.pack, place]
+    step = [*_ONE_A_NODE, f"--nodes={len(settings.tasks_per_node)}"]
+    found, _ = _run([*step, *module], timeout_s=timeouts.DOCTOR_STEP_S)
+    return {"place": place, "places": found}
 
 
 def _probe_clocks(step: Sequence[str]) -> dict[str, float]:

@@ -51,6 +51,24 @@ class Brought:
     """How long it took."""
 
 
+def expand_place(directory: str) -> str:
+    """Return where nodes of this job unpack an environment. Not collective.
+
+    Parameters
+    ----------
+    directory
+        ``SlurmConfig(environment_pack_dir=...)``.
+
+    Raises
+    ------
+    ConfigError
+        If a variable of it is not set.
+    """
+    if directory == "$TMPDIR" and not environ.variable("TMPDIR"):
+        directory = _DEFAULT_PLACE
+    return str(environ.expand_path(directory))
+
+
 class NodeEnvironment:
     """The packed environment of a run, which is brought to each node before anything starts there.
 
@@ -68,10 +86,7 @@ class NodeEnvironment:
     def __init__(self, pack: EnvironmentPack, *, is_slice: bool = False) -> None:
         self._pack = pack
         self._is_slice = is_slice
-        place = pack.directory
-        if place == "$TMPDIR" and not environ.variable("TMPDIR"):
-            place = _DEFAULT_PLACE
-        self._place = str(environ.expand_path(place))
+        self._place = expand_place(pack.directory)
         self._unpacked = unpacked_at(pack, place=self._place, user=os.geteuid())
         self._steps: list[StepProcess] = []
         self._nodes: set[str] = set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import stat
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.pack.contents import digest_editable, find_environment
 from hpctrain.pack.header import EnvironmentPack, distributions_of, read_pack
+from hpctrain.rundir.trust import check_owner
 from hpctrain.slurm_config import SlurmConfig
 from hpctrain.version import __version__
 
@@ -47,6 +50,7 @@ def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPa
         return None
     path = Path(environ.working_directory(), Path(slurm.environment_pack).expanduser())
     pack, manifest = read_pack(path)
+    _refuse_foreign(path)
     words = [word for place in pack.further for word in ("--with", place)]
     command = shlex.join(["hpctrain", "pack", "-o", str(path), *words, "--force"])
     again = f"Pack it again with its hpctrain: {command}"
@@ -58,6 +62,7 @@ def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPa
     for what, packed, here in (
         ("Python", pack.python, platform.python_version()),
         ("hpctrain", pack.hpctrain, __version__),
+        ("programs of", manifest.get("platform"), sysconfig.get_platform()),
     ):
         if packed != here:
             raise ConfigError(f"{path} has {what} {packed}, and this script {here}. {again}")
@@ -73,6 +78,15 @@ def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPa
     if digest := manifest.get("editable_sha256"):
         _refuse_edits(pack, str(digest), again=again)
     return replace(pack, directory=slurm.environment_pack_dir)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a pack that another user can have written, but for the owner of the environment."""
+    found = os.stat(path)
+    runs_anyway = found.st_uid == os.stat(sys.prefix).st_uid
+    if not (runs_anyway and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        instead = "another SlurmConfig(environment_pack=...)"
+        check_owner(found, path, what="packed environment", instead=instead)
 
 
 def _refuse_edits(pack: EnvironmentPack, digest: str, *, again: str) -> None:

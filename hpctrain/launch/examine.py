@@ -17,6 +17,7 @@ from hpctrain.doctor.binding import check_binding
 from hpctrain.doctor.compare import check_login, check_machines, check_shared, check_worlds
 from hpctrain.doctor.finding import Finding, error, has_error, ok, remark
 from hpctrain.doctor.machine import describe_machine
+from hpctrain.doctor.pack import check_pack, check_places
 from hpctrain.doctor.probe import ProbeSettings, probe
 from hpctrain.errors import LaunchError
 from hpctrain.launch.precheck import asks_of, check_asks
@@ -94,6 +95,8 @@ def examine(
     try:
         login = describe_machine(storage, () if with_probe or in_slurm else modules)
         findings.append(check_login(login))
+        if plan.environment_pack is not None:
+            findings.append(check_pack(plan.environment_pack))
         if not with_probe:
             return [
                 *findings,
@@ -109,7 +112,8 @@ def examine(
         answer = probe_nodes(submission, settings, patience_s=patience_s, say=say)
         if isinstance(answer, Finding):
             return [*findings, answer]
-        return [*findings, *_check_answer(answer, settings, login if in_slurm else None)]
+        findings += _check_answer(answer, settings, login if in_slurm else None)
+        return [*findings, *_check_places(submission, answer)]
     finally:
         with suppress(OSError):
             token.unlink(missing_ok=True)
@@ -137,6 +141,8 @@ def probe_settings(submission: Submission, modules: tuple[str, ...]) -> ProbeSet
         in_allocation=plan.launcher in ("slurm", "allocation"),
         container=plan.container,
         container_modules=() if plan.container is None else modules,
+        pack="" if plan.environment_pack is None else plan.environment_pack.path,
+        pack_dir="" if plan.environment_pack is None else plan.environment_pack.directory,
     )
 
 
@@ -268,6 +274,17 @@ def _cancel(job_id: str) -> None:
         cancel_jobs([job_id])
     except LaunchError as error:
         log(f"job {job_id} of the doctor is left: {error} Cancel it: scancel {job_id}")
+
+
+def _check_places(submission: Submission, answer: dict[str, Any]) -> list[Finding]:
+    pack = submission.plan.environment_pack
+    if pack is None or "place" not in answer:
+        return []
+    if not answer["place"]:
+        step = "SlurmConfig(environment_pack_dir=...), with variables that each job has"
+        return [error("pack", answer["no_place"], why="no node would unpack it", step=step)]
+    wanted = len(submission.plan.placement.tasks_per_node[:_MOST_NODES])
+    return check_places(pack, answer["place"], answer["places"], wanted=wanted)
 
 
 def _check_answer(

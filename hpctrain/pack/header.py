@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import stat
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from typing import Any
 from hpctrain.errors import ConfigError
 from hpctrain.printable import show_controls
 from hpctrain.regular_file import open_regular
+from hpctrain.writers import name_of_user
 
 FORMAT = 1
 """Version of the layout of a pack; raised when older versions could not use it."""
@@ -21,6 +25,7 @@ TRAILER_BYTES = 4 * tarfile.BLOCKSIZE
 """Header and content of `DIGEST`, and the two empty blocks that end an archive."""
 _MOST_MANIFEST_BYTES = 64 * 2**20
 _DIGITS = 64
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +103,52 @@ def read_pack(path: Path) -> tuple[EnvironmentPack, dict[str, Any]]:
     except ConfigError:
         # It is a ValueError, too.
         raise
+    except PermissionError as error:
+        raise ConfigError(_explain_closed(path)) from error
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(f"the packed environment {path} cannot be read: {why}.") from error
     except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise ConfigError(f"{path} is not a packed environment, or damaged. {again}") from error
+
+
+def digest_of(path: Path, size: int) -> str:
+    """Return the digest of the first bytes of a file. Not collective.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_regular(path, follow_links=True) as file:
+        while size > 0 and (data := file.read(min(size, _BLOCK_BYTES))):
+            digest.update(data)
+            size -= len(data)
+    return digest.hexdigest()
+
+
+def _explain_closed(path: Path) -> str:
+    """Return what keeps this user from reading a file: it, or the first directory above."""
+    absolute = path.absolute()
+    closed, must = absolute, "read"
+    for folder in reversed(absolute.parents):
+        if not os.access(folder, os.X_OK):
+            closed, must = folder, "enter"
+            break
+    who = name_of_user(os.geteuid())
+    try:
+        found = os.stat(closed)
+    except OSError:
+        # Where the server decides, and not the mode.
+        return f"the packed environment {path} cannot be read: {who} may not {must} {closed}."
+    letter = "r" if must == "read" else "x"
+    return (
+        f"the packed environment {path} cannot be read: {who} may not {must} {closed}, which "
+        f"belongs to {name_of_user(found.st_uid)} and has mode {stat.S_IMODE(found.st_mode):04o}. "
+        f"Its owner can change that (chmod a+{letter}), or pack the environment yourself: hpctrain "
+        f"pack -o FILE."
+    )
 
 
 def distributions_of(site_packages: Sequence[Path]) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,13 +30,12 @@ from hpctrain.pack.header import (
     MANIFEST,
     RELOCATE,
     EnvironmentPack,
+    digest_of,
     distributions_of,
     read_pack,
 )
 from hpctrain.pack.walk import Member, unreadable
 from hpctrain.version import __version__
-
-_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ def write_pack(path: Path, *, further: Sequence[Path] = (), overwrite: bool = Fa
     try:
         num_files = _write(beside, environment)
         pack, _ = read_pack(beside)
-        if _digest(beside, pack.size) != pack.sha256:
+        if digest_of(beside, pack.size) != pack.sha256:
             raise HpctrainError(
                 f"{path}: what was read again is not what was written. Look at its disk."
             )
@@ -150,6 +149,7 @@ def _write(path: Path, environment: Environment) -> int:
         "format": FORMAT,
         "hpctrain": __version__,
         "python": platform.python_version(),
+        "platform": sysconfig.get_platform(),
         "prefix": str(environment.prefix),
         "base": "" if environment.base is None else str(environment.base),
         "interpreter": environment.in_archive(environment.interpreter),
@@ -200,12 +200,3 @@ def _size(member: Member) -> int:
         return member.source.stat().st_size
     except OSError as error:
         raise unreadable(member.source, error) from error
-
-
-def _digest(path: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while size > 0 and (data := file.read(min(size, _BLOCK_BYTES))):
-            digest.update(data)
-            size -= len(data)
-    return digest.hexdigest()

@@ -144,7 +144,12 @@ def broadcast_argv(pack: EnvironmentPack, *, copy: str) -> list[str]:
 
 def unpacked_at(pack: EnvironmentPack, *, place: str, user: int) -> str:
     """Return where `unpack_argv` unpacks it. Pure; not collective."""
-    return f"{place}/hpctrain-packs-{user}/{pack.name}"
+    return f"{root_of_packs(place, user=user)}/{pack.name}"
+
+
+def root_of_packs(place: str, *, user: int) -> str:
+    """Return where all packed environments of a user are on a node. Pure; not collective."""
+    return f"{place}/hpctrain-packs-{user}"
 
 
 def node_variables(

@@ -72,6 +72,10 @@ def test_outside_of_slurm_ranks_have_the_environment_as_it_is(
         ({"python": "2.7.18"}, r"has Python 2.7.18, and this script .* hpctrain pack -o"),
         ({"hpctrain": "0.0.1"}, r"has hpctrain 0.0.1, and this script .* hpctrain pack -o"),
         (
+            {"platform": "linux-mips"},
+            r"has programs of linux-mips, and this script .* hpctrain pack",
+        ),
+        (
             {"distributions": ["torch-2.8", "a-1", "b-1", "c-1"]},
             r"env has changed since it was packed in .*: then a-1, then b-1, then c-1, then "
             r"torch-2.8 and 1 more. Pack it again",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def write_tiny_pack(path: Path, *, starter: str = "exit 0", **fields: Any) -> En
         "format": FORMAT,
         "hpctrain": "0.1.0",
         "python": "3.11.7",
+        "platform": sysconfig.get_platform(),
         "prefix": "/shared/env",
         "base": "/shared/base",
         "interpreter": "env/bin/python",

@@ -1,0 +1,164 @@
+"""A packed environment: its file, here and on nodes, and the room that nodes have for a copy.
+
+On a node it prints what is there, as JSON::
+
+    python -m hpctrain.doctor.pack FILE PLACE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import stat
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpctrain.doctor.compare import grouped
+from hpctrain.doctor.finding import Finding, error, ok, remark, warning
+from hpctrain.doctor.machine import filesystem_of
+from hpctrain.pack.header import EnvironmentPack, digest_of
+from hpctrain.plan.environment_pack import root_of_packs
+from hpctrain.regular_file import open_regular
+
+_CHECK = "pack"
+# What the kernel calls filesystems that many machines mount.
+_SHARED = (
+    *("nfs", "lustre", "gpfs", "beegfs", "fhgfs", "panfs", "ceph", "afs", "smb", "cifs"),
+    *("ocfs2", "gfs", "pvfs", "orangefs", "wekafs"),
+)
+_NONE_WOULD_START = "each node unpacks the environment there, before its agent and ranks start"
+_OTHER_PLACE = "SlurmConfig(environment_pack_dir=...): '/dev/shm', or a disk of each node"
+
+
+def check_pack(pack: EnvironmentPack) -> Finding:
+    """Return whether the file is what was written. Not collective. It is read as a whole."""
+    again = f"hpctrain pack -o {shlex.quote(pack.path)} --force"
+    why = "each node compares the digest, and refuses it"
+    try:
+        digest = digest_of(Path(pack.path), pack.size)
+    except OSError as problem:
+        what = f"{pack.path} cannot be read: {problem.strerror or problem}"
+        return error(_CHECK, what, why=why, step=again)
+    if digest != pack.sha256:
+        what = f"{pack.path} is damaged: its digest is {digest}, and was {pack.sha256}"
+        return error(_CHECK, what, why=why, step=again)
+    return ok(_CHECK, f"{pack.path} is of this environment, and whole ({_mib(pack.total_bytes)})")
+
+
+def describe_place(file: Path, place: Path) -> dict[str, Any]:
+    """Return what this machine has for a packed environment, as JSON values. Not collective.
+
+    Parameters
+    ----------
+    file
+        The pack.
+    place
+        Where it would be unpacked.
+    """
+    answer: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "platform": sysconfig.get_platform(),
+        "kind": filesystem_of(place),
+        "error": _explain_place(place),
+        "file_error": None,
+        "file_bytes": 0,
+    }
+    try:
+        with open_regular(file, follow_links=True) as opened:
+            answer["file_bytes"] = os.fstat(opened.fileno()).st_size
+    except OSError as problem:
+        answer["file_error"] = problem.strerror or str(problem)
+    if answer["error"] is None:
+        room = os.statvfs(place)
+        answer["free_bytes"] = room.f_bavail * room.f_frsize
+        answer["all_bytes"] = room.f_blocks * room.f_frsize
+    return answer
+
+
+def _explain_place(place: Path) -> str | None:
+    if not place.is_dir():
+        return "there is no such directory"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return "it cannot be written to"
+    root = root_of_packs(str(place), user=os.geteuid())
+    try:
+        found = os.lstat(root)
+    except OSError:
+        return None
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if is_own and stat.S_IMODE(found.st_mode) == 0o700:
+        return None
+    return f"{root} is not a directory that only this user can enter (mode 700)"
+
+
+def check_places(
+    pack: EnvironmentPack, place: str, answers: Sequence[Mapping[str, Any]], *, wanted: int
+) -> list[Finding]:
+    """Return whether nodes can unpack an environment. Pure; not collective.
+
+    Parameters
+    ----------
+    place
+        Where they would.
+    answers
+        What each of them has answered: `describe_place`.
+    wanted
+        Number of nodes that were asked.
+    """
+    if len(answers) < wanted:
+        return [remark(_CHECK, f"{len(answers)} of {wanted} nodes said what {place} is there")]
+    found = []
+    for problem, hosts in grouped(answers, lambda answer: _refusal(pack, answer)).items():
+        what = f"{place} on {hosts}: {problem}"
+        found.append(error(_CHECK, what, why=_NONE_WOULD_START, step=_OTHER_PLACE))
+    for problem, hosts in grouped(answers, lambda answer: _defect(pack, answer)).items():
+        what = f"{pack.path} on {hosts}: {problem}"
+        step = "Pack it on a filesystem that nodes see, with the Python that they have"
+        found.append(error(_CHECK, what, why="no rank could start in it", step=step))
+    if found:
+        return found
+    needed, free = _needed(pack), min(answer["free_bytes"] for answer in answers)
+    kind = answers[0]["kind"]
+    if free < needed:
+        what = f"{place} ({kind}) has {_mib(free)} free on a node, and {_mib(needed)} are needed"
+        return [warning(_CHECK, what, why=_NONE_WOULD_START, step=_OTHER_PLACE)]
+    return [ok(_CHECK, f"{place} ({kind}) of nodes has {_mib(free)} free for {_mib(needed)}")]
+
+
+def _refusal(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
+    """Return why it is never unpacked there."""
+    if answer["error"] is not None:
+        return str(answer["error"])
+    if answer["kind"].startswith(_SHARED):
+        return f"it is on a filesystem that nodes share ({answer['kind']})"
+    needed, size = _needed(pack), answer["all_bytes"]
+    return f"it has {_mib(size)} in all, and {_mib(needed)} are needed" if size < needed else None
+
+
+def _defect(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the file there."""
+    if answer["file_error"] is not None:
+        return f"it cannot be read: {answer['file_error']}"
+    if answer["file_bytes"] != pack.total_bytes:
+        return f"it has {answer['file_bytes']} bytes, and {pack.total_bytes} here"
+    here = sysconfig.get_platform()
+    there = answer["platform"]
+    return None if there == here else f"it has programs of {here}, and the node is {there}"
+
+
+def _needed(pack: EnvironmentPack) -> int:
+    # The file is there until it is unpacked.
+    return pack.total_bytes + pack.unpacked_bytes
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{json.dumps(describe_place(*map(Path, sys.argv[1:3])))}\n")
