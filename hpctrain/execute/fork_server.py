@@ -19,7 +19,7 @@ from pathlib import Path
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
 from hpctrain.execute.offered_fork_server import OfferedForkServer
-from hpctrain.execute.step_fork_servers import StepForkServers, client_argv
+from hpctrain.execute.step_fork_servers import CLIENT, StepForkServers, client_argv
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.modules import is_own_place
@@ -42,8 +42,7 @@ def fork_server_for(
     """Return the fork server for the ranks of a run, which is not started; None without one.
 
     Not collective. One machine has one, and in a job each step has one on each node. Not for ranks
-    in a container or a packed environment, which have an interpreter of their own, nor where a
-    backend names nothing to import.
+    in a container, nor where a backend names nothing to import.
 
     Parameters
     ----------
@@ -51,9 +50,7 @@ def fork_server_for(
         Name of the socket of one that another process has started; empty without one.
     """
     is_possible = plan.launcher == "local" or plan.in_job
-    if not is_possible or not environ.wants_fork_server():
-        return None
-    if plan.container or plan.environment_pack:
+    if not is_possible or not environ.wants_fork_server() or plan.container:
         return None
     if offered and plan.launcher == "local":
         return OfferedForkServer(offered)
@@ -123,7 +120,9 @@ class ForkServers:
         """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
         return launcher.kind == "hydra"
 
-    def command(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    def command(
+        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+    ) -> list[str]:
         """Return what a launcher is to start for the command of a rank.
 
         Parameters
@@ -132,9 +131,13 @@ class ForkServers:
             Of an ordinary rank.
         environment
             Of the launcher.
+        client
+            File of the client.
         """
         self._renew(environment)
-        return [*command] if self._server is None else client_argv(self._server.name, command)
+        if self._server is None:
+            return [*command]
+        return client_argv(self._server.name, command, client=client)
 
     def offer(self) -> str:
         """Return the name of the socket of a server for ranks of others; empty if there is none."""

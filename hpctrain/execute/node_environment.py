@@ -14,7 +14,7 @@ from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
 from hpctrain.own_time import Deadline
-from hpctrain.pack.header import EnvironmentPack
+from hpctrain.pack.header import FORK_CLIENT, EnvironmentPack
 from hpctrain.plan.argv import node_keeper_argv
 from hpctrain.plan.environment_pack import (
     FAILED,
@@ -96,6 +96,11 @@ class NodeEnvironment:
     def python(self) -> str:
         """The interpreter of the environment, on each node."""
         return f"{self._unpacked}/{self._pack.interpreter}"
+
+    @property
+    def fork_client(self) -> str:
+        """The file of `hpctrain.worker.fork_client`, on each node."""
+        return f"{self._unpacked}/{FORK_CLIENT}"
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return an environment in which paths of the environment are those of the copy."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
-from hpctrain.execute.step_fork_servers import client_argv
+from hpctrain.execute.step_fork_servers import CLIENT, client_argv
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.forking import AWAIT_END, IDLE
 
@@ -35,7 +35,9 @@ class OfferedForkServer:
         """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
         return launcher.kind == "hydra"
 
-    def command(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    def command(
+        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+    ) -> list[str]:
         """Return what a launcher is to start for the command of a rank.
 
         Parameters
@@ -44,9 +46,11 @@ class OfferedForkServer:
             Of an ordinary rank.
         environment
             Of the launcher; the server compares it with its own.
+        client
+            File of the client.
         """
         self._commands.append(tuple(command))
-        return client_argv(self._name, command)
+        return client_argv(self._name, command, client=client)
 
     def note(self, reasons: Iterable[str]) -> None:
         """Take why ranks were not forked, as they have sent it."""

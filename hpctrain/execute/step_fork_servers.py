@@ -9,7 +9,6 @@ the step.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpctrain import timeouts
@@ -17,6 +16,9 @@ from hpctrain.control.local_socket import new_socket_name
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker import fork_client
 from hpctrain.worker.forked import explain_binding
+
+CLIENT = fork_client.__file__
+"""What a launcher starts in a rank's place."""
 
 
 class StepForkServers:
@@ -46,7 +48,9 @@ class StepForkServers:
         pmi = launcher.pmi or ""
         return launcher.kind == "hydra" or pmi == "pmi2" or pmi.startswith("pmix")
 
-    def command(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    def command(
+        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+    ) -> list[str]:
         """Return what a launcher is to start for the command of a rank.
 
         Parameters
@@ -55,12 +59,14 @@ class StepForkServers:
             Of an ordinary rank.
         environment
             Of the launcher.
+        client
+            File of the client, where the ranks are.
         """
         # As a rule each rank has CPUs of its own.
         if reason := explain_binding(environment):
             self.note([reason])
             return [*command]
-        return client_argv(new_socket_name(), command, asked=self._asked)
+        return client_argv(new_socket_name(), command, client=client, asked=self._asked)
 
     def note(self, reasons: Iterable[str]) -> None:
         """Take why ranks were not forked, as they have sent it."""
@@ -79,7 +85,9 @@ class StepForkServers:
         """Do nothing: each server ends with its step."""
 
 
-def client_argv(name: str, command: Sequence[str], *, asked: str = "") -> list[str]:
+def client_argv(
+    name: str, command: Sequence[str], *, client: str = CLIENT, asked: str = ""
+) -> list[str]:
     """Return the command of a fork client. Not collective.
 
     Parameters
@@ -88,8 +96,10 @@ def client_argv(name: str, command: Sequence[str], *, asked: str = "") -> list[s
         Of the server's socket.
     command
         Of an ordinary rank.
+    client
+        File of the client.
     asked
         What the server of a step is to import; empty where the server is there.
     """
     limits = (f"{timeouts.FORK_SERVER_S:g}", f"{timeouts.FORK_CLIENTS_S:g}")
-    return [sys.executable, "-I", "-S", fork_client.__file__, name, *limits, asked, *command]
+    return [command[0], "-I", "-S", client, name, *limits, asked, *command]

@@ -30,7 +30,7 @@ from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
-from hpctrain.execute.step_fork_servers import StepForkServers
+from hpctrain.execute.step_fork_servers import CLIENT, StepForkServers
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
@@ -507,7 +507,8 @@ class WorkerGroup(CallsFunctions):
             entry = container.enter(command, launcher, self._environment)
             command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
         if self._fork_server is not None and self._fork_server.tries(launcher):
-            command = self._fork_server.command(command, variables)
+            client = CLIENT if packed is None else packed.fork_client
+            command = self._fork_server.command(command, variables, client=client)
         on_hosts = self._agents is not None and self._agents.mpiexec is not None
         self._step = StepProcess(
             worker_step_argv(

@@ -17,9 +17,11 @@ from hpctrain.printable import show_controls
 from hpctrain.regular_file import open_regular
 from hpctrain.writers import name_of_user
 
-FORMAT = 1
-"""Version of the layout of a pack; raised when older versions could not use it."""
+FORMAT = 2
+"""Version of the layout of a pack; raised when it holds what older ones do not."""
 MANIFEST, RELOCATE, DIGEST = "hpctrain-pack.json", "hpctrain-pack.py", "hpctrain-pack.sha256"
+FORK_CLIENT = "hpctrain-fork-client.py"
+"""What a launcher starts in a rank's place, wherever hpctrain itself is in the archive."""
 ENVIRONMENT, BASE, FURTHER = "env", "base", "with"
 TRAILER_BYTES = 4 * tarfile.BLOCKSIZE
 """Header and content of `DIGEST`, and the two empty blocks that end an archive."""

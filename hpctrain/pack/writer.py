@@ -26,6 +26,7 @@ from hpctrain.pack.contents import (
     uncompiled,
 )
 from hpctrain.pack.header import (
+    FORK_CLIENT,
     FORMAT,
     MANIFEST,
     RELOCATE,
@@ -36,6 +37,8 @@ from hpctrain.pack.header import (
 )
 from hpctrain.pack.walk import Member, unreadable
 from hpctrain.version import __version__
+
+_FORK_CLIENT = Path(__file__).parents[1] / "worker/fork_client.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +168,7 @@ def _write(path: Path, environment: Environment) -> int:
     own = [
         Member(name=MANIFEST, content=json.dumps(manifest, indent=1, sort_keys=True).encode()),
         Member(name=RELOCATE, content=Path(relocate.__file__).read_bytes()),
+        Member(name=FORK_CLIENT, content=_FORK_CLIENT.read_bytes()),
     ]
     with open(create_file(path), "wb") as file:
         archive = Archive(file)

@@ -40,6 +40,8 @@ def test_the_interpreter_is_in_the_directory_of_the_job(
     environment = NodeEnvironment(pack)
     assert environment.python.startswith("/local/job-7/hpctrain-packs-")
     assert environment.python.endswith(f"/{pack.name}/env/bin/python")
+    client = environment.python.replace("/env/bin/python", "/hpctrain-fork-client.py")
+    assert environment.fork_client == client
     monkeypatch.delenv("TMPDIR")
     assert NodeEnvironment(pack).python.startswith("/tmp/hpctrain-packs-")
 

@@ -29,11 +29,14 @@ _ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, signal, sys
 import hpctrain
-from hpctrain import Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError, RunConfig
-from hpctrain import ScalingConfig, SlurmConfig
+from hpctrain import BackendConfig, Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError
+from hpctrain import RunConfig, ScalingConfig, SlurmConfig
+
+class Config(BackendConfig):
+    preload = ("hpctrain.worker.main", "hpctrain.worker.train", "cloudpickle", "mpi4py")
 
 def train(config):
-    import mpi4py, shutil
+    import mpi4py, random, shutil
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -45,13 +48,22 @@ def train(config):
     if first and config.get("killed") == world.rank:
         os.kill(os.getpid(), signal.SIGKILL)
     places = [sys.prefix, sys.executable, hpctrain.__file__, mpi4py.__file__, *sys.path]
-    return world.allgather((os.uname().nodename, places, shutil.which("typer")))
+    with open(f"/proc/{os.getppid()}/cmdline") as file:
+        parent = file.read().split(chr(0))
+    draw, weight, losses = random.Random(world.rank), 1.0, []
+    for _ in range(5):
+        gradient = sum(weight * draw.gauss(0, 1) ** 2 for _ in range(64))
+        weight -= 1e-3 * world.allreduce(gradient)
+        losses.append(weight.hex())
+    here = os.uname().nodename, places, shutil.which("typer"), parent, losses
+    return hpctrain.get_context().world.attempt, world.allgather(here)
 
 if __name__ == "__main__":
     name, slurm, config = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     result = DataParallelTrainer(
         train,
         train_loop_config=config,
+        backend_config=Config(),
         scaling_config=ScalingConfig(
             num_workers=4,
             slurm=SlurmConfig(nodes=2, tasks_per_node=2, environment_pack_dir="/dev/shm", **slurm),
@@ -73,32 +85,58 @@ def work() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def fit(
+def begin(
     work: Path,
     cluster: VirtualCluster,
     environment: SmallEnvironment,
-    pack: Path,
+    pack: Path | None,
     *before: str,
     name: str = "run",
     setup: tuple[str, ...] = (),
+    forks: bool = True,
     **config: Any,
-) -> subprocess.CompletedProcess[str]:
-    """Run the script to its end with the interpreter of the environment."""
-    slurm = {"environment_pack": str(pack), "setup": setup}
+) -> subprocess.Popen[str]:
+    """Start the script with the interpreter of the environment."""
+    slurm = {"environment_pack": pack and str(pack), "setup": setup}
     variables = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "TMPDIR")}
-    return subprocess.run(
+    variables["HPCTRAIN_FORK_SERVER"] = str(int(forks))
+    return subprocess.Popen(
         [*before, environment.python, "train.py", name, json.dumps(slurm), json.dumps(config)],
         cwd=work,
         env={**variables, **cluster.environ},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
     )
 
 
-def events(work: Path, name: str = "run") -> list[dict[str, Any]]:
+def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for the end of the script."""
+    try:
+        printed, said = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
+
+
+def fit(*words: Any, **config: Any) -> subprocess.CompletedProcess[str]:
+    """Run the script to its end: `begin` and `end`."""
+    return end(begin(*words, **config))
+
+
+def events(
+    work: Path, name: str = "run", *, event: str = "environment-unpacked"
+) -> list[dict[str, Any]]:
     lines = (work / "runs" / name / "ledger.jsonl").read_text().splitlines()
-    return [event for line in lines if (event := json.loads(line))["event"].startswith("env")]
+    return [found for line in lines if (found := json.loads(line))["event"] == event]
+
+
+def returned(done: subprocess.CompletedProcess[str]) -> tuple[int, list[list[Any]]]:
+    """Return the number of the attempt that ended well, and what each rank has found."""
+    assert done.returncode == 0, done.stderr
+    attempt, ranks = json.loads(done.stdout.splitlines()[-1])
+    assert len(ranks) == 4
+    return attempt, ranks
 
 
 def left_on(cluster: VirtualCluster, node: str) -> list[str]:
@@ -108,16 +146,18 @@ def left_on(cluster: VirtualCluster, node: str) -> list[str]:
 
 
 def check_ranks(
-    done: subprocess.CompletedProcess[str], packed: tuple[Path, dict[str, Any]]
+    done: subprocess.CompletedProcess[str],
+    packed: tuple[Path, dict[str, Any]],
+    *,
+    attempt: int = 1,
 ) -> None:
-    """Check that all that ranks import is in the copy."""
-    assert done.returncode == 0, done.stderr
+    """Check that all that ranks import is in the copy, and that its interpreter forks them."""
     root = f"/dev/shm/hpctrain-packs-{os.geteuid()}/{packed[1]['sha256'][:32]}"
-    ranks = json.loads(done.stdout.splitlines()[-1])
-    assert len(ranks) == 4
-    for _, (prefix, executable, *modules, path), typer in (
-        (node, (*places[:4], places[4:]), typer) for node, places, typer in ranks
-    ):
+    last_attempt, ranks = returned(done)
+    assert last_attempt == attempt
+    for _, places, typer, parent, _ in ranks:
+        assert parent[:3] == [f"{root}/env/bin/python", "-m", "hpctrain.worker.fork_server"]
+        (prefix, executable, *modules), path = places[:4], places[4:]
         assert (prefix, executable) == (f"{root}/env", f"{root}/env/bin/python")
         assert all(module.startswith(f"{root}/env/") for module in modules)
         assert not [place for place in path if "site-packages" in place and root not in place]
@@ -131,7 +171,7 @@ def test_all_that_ranks_import_is_on_their_nodes_and_the_file_is_read_once(
     packed: tuple[Path, dict[str, Any]],
 ) -> None:
     done = fit(work, virtual_slurm, small_environment, packed[0], killed=2)
-    check_ranks(done, packed)
+    check_ranks(done, packed, attempt=2)
     # The second attempt finds it there.
     (event,) = events(work)
     assert event["sha256"] == packed[1]["sha256"]
@@ -142,6 +182,26 @@ def test_all_that_ranks_import_is_on_their_nodes_and_the_file_is_read_once(
     assert result.metrics == {**result.metrics, "sum": 6}
     for node in virtual_slurm.node_names:
         assert left_on(virtual_slurm, node) == []
+    assert events(work, event="not-forked") == []
+
+
+def test_forked_from_a_copy_ranks_compute_the_same_to_the_last_bit(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    losses = {}
+    for name, pack, forks in (
+        ("plain", None, False),
+        ("copy", packed[0], False),
+        ("forked", packed[0], True),
+    ):
+        done = fit(work, virtual_slurm, small_environment, pack, name=name, forks=forks)
+        _, ranks = returned(done)
+        assert ["hpctrain.worker.fork_server" in parent for *_, parent, _ in ranks] == [forks] * 4
+        losses[name] = [losses for *_, losses in ranks]
+    assert losses["forked"] == losses["copy"] == losses["plain"]
 
 
 def test_ranks_and_agents_touch_nothing_of_the_shared_environment(
@@ -155,8 +215,7 @@ def test_ranks_and_agents_touch_nothing_of_the_shared_environment(
     with traced(virtual_slurm, second, work / "calls"):
         done = fit(work, virtual_slurm, small_environment, packed[0])
     check_ranks(done, packed)
-    nodes = {node for node, _, _ in json.loads(done.stdout.splitlines()[-1])}
-    assert second in nodes
+    assert second in {node for node, *_ in returned(done)[1]}
     lines = (work / "calls").read_text(errors="replace").splitlines()
     started = '"-m", "hpctrain.worker.main"'
     ranks = [line for line in lines if "execve(" in line and started in line]
