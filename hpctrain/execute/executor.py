@@ -95,7 +95,9 @@ class Executor:
         if plan.environment_pack is not None:
             from hpctrain.execute.node_environment import NodeEnvironment
 
-            self._node_environment = NodeEnvironment(plan.environment_pack, is_slice=plan.is_slice)
+            self._node_environment = NodeEnvironment(
+                plan.environment_pack, is_slice=plan.is_slice, check_stop=self._raise_if_stopped
+            )
         self.signals: list[str] = []
         """Signals that this process got; the process's signal handlers append to it."""
         self.recorder = Recorder(
@@ -217,6 +219,10 @@ class Executor:
         self._preemption.step()
         self.recorder.check_stop_request()
         return self.recorder.stop is None
+
+    def _raise_if_stopped(self) -> None:
+        if not self._may_wait():
+            self.recorder.raise_if_stopped(self._run_record.status.reports)
 
     def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
         losses = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())

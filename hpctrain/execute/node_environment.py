@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from hpctrain.slurm.client import is_passing, is_refused_for_now
 
 _LOOK_INTERVAL_S = 0.1
 _SIGNAL_INTERVAL_S = 0.5
+# The caller looks at files of the run.
+_STOP_INTERVAL_S = 1.0
 _ALL_LINES = 2**31
 _NUM_LINES = 20
 _DEFAULT_PLACE = "/tmp"
@@ -81,11 +83,21 @@ class NodeEnvironment:
         The environment.
     is_slice
         Whether other runs are in the job.
+    check_stop
+        Is called once a second while nodes get it. What it raises ends that, on the nodes too.
     """
 
-    def __init__(self, pack: EnvironmentPack, *, is_slice: bool = False) -> None:
+    def __init__(
+        self,
+        pack: EnvironmentPack,
+        *,
+        is_slice: bool = False,
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self._pack = pack
         self._is_slice = is_slice
+        self._check_stop = check_stop
+        self._check_at = 0.0
         self._place = expand_place(pack.directory)
         self._unpacked = unpacked_at(pack, place=self._place, user=os.geteuid())
         self._steps: list[StepProcess] = []
@@ -178,7 +190,9 @@ class NodeEnvironment:
         except LaunchError as error:
             return str(error)
         try:
-            status = step.wait(timeouts.ENVIRONMENT_PACK_S)
+            deadline = Deadline(timeouts.ENVIRONMENT_PACK_S)
+            while (status := step.wait(_LOOK_INTERVAL_S)) is None and not deadline.is_over:
+                self._check_now_and_then()
             if status == 0:
                 return ""
             if status is None:
@@ -193,6 +207,7 @@ class NodeEnvironment:
         asking = Deadline(timeouts.STEP_REFUSAL_S)
         answers: dict[str, str] = {}
         while not deadline.is_over:
+            self._check_now_and_then()
             exit_code = step.wait(_LOOK_INTERVAL_S)
             printed = step.last_lines(_ALL_LINES)
             answers = read_node_answers(printed)
@@ -218,6 +233,11 @@ class NodeEnvironment:
             f"{timeouts.describe(timeouts.ENVIRONMENT_PACK_S)}. Look at {step.log}.",
             transient=True,
         )
+
+    def _check_now_and_then(self) -> None:
+        if (now := time.monotonic()) >= self._check_at:
+            self._check_at = now + _STOP_INTERVAL_S
+            self._check_stop()
 
     def _explain(self, failed: Mapping[str, str]) -> str:
         node, said = next(iter(failed.items()))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hpctrain import Result
-from hpctrain.errors import LaunchError
+from hpctrain.errors import LaunchError, RunStoppedError
 from hpctrain.testing.pytest_plugin import is_all_required
 from hpctrain.testing.slurm import VirtualCluster
 from hpctrain.testing.slurm.processes import wait_until
@@ -69,7 +69,10 @@ if __name__ == "__main__":
             slurm=SlurmConfig(nodes=2, tasks_per_node=2, environment_pack_dir="/dev/shm", **slurm),
         ),
         run_config=RunConfig(
-            storage_path="runs", name=name, failure_config=FailureConfig(max_failures=1)
+            storage_path="runs",
+            name=name,
+            failure_config=FailureConfig(max_failures=1),
+            total_time=config.pop("total_time", None),
         ),
     ).fit()
     print(json.dumps(result.return_value))
@@ -248,6 +251,51 @@ def traced(cluster: VirtualCluster, node: str, log: Path) -> Iterator[None]:
         # It detaches from slurmd, which goes on.
         os.killpg(tracer.pid, signal.SIGTERM)
         tracer.wait(30)
+
+
+def without_end(work: Path, program: str) -> tuple[str, ...]:
+    """Let a program of nodes begin, and not end; return the commands that put it there."""
+    programs = work / "bin"
+    programs.mkdir()
+    waits = f"#!/bin/sh\n: > '{work}/begun'\nwhile :; do sleep 0.1; done\n"
+    (programs / program).write_text(waits)
+    (programs / program).chmod(0o755)
+    return (f"export PATH='{programs}':$PATH",)
+
+
+@pytest.mark.parametrize("program", ["sbcast", "tar"])
+def test_a_run_that_is_asked_to_stop_does_not_wait_until_its_nodes_have_unpacked(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+    program: str,
+) -> None:
+    setup = without_end(work, program)
+    process = begin(work, virtual_slurm, small_environment, packed[0], setup=setup)
+    wait_until((work / "begun").exists, what=program, timeout_s=TIMEOUT_S)
+    words = ("cancel", str(work / "runs/run"))
+    small_environment.run("hpctrain.cli", *words, cwd=work, **virtual_slurm.environ)
+    done = end(process)
+    assert done.returncode == RunStoppedError.exit_code, done.stderr
+    assert "the run stopped because it was asked to (hpctrain cancel), at report 0" in done.stderr
+    assert events(work) == []
+    for node in virtual_slurm.node_names:
+        assert left_on(virtual_slurm, node) == []
+
+
+def test_a_run_whose_time_is_over_does_not_wait_until_its_nodes_have_unpacked(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    setup, config = without_end(work, "tar"), {"total_time": "00:00:10"}
+    done = fit(work, virtual_slurm, small_environment, packed[0], setup=setup, **config)
+    assert done.returncode == RunStoppedError.exit_code, done.stderr
+    assert "its total_time='00:00:10' is used up" in done.stderr
+    for node in virtual_slurm.node_names:
+        assert left_on(virtual_slurm, node) == []
 
 
 def test_where_sbcast_fails_each_node_reads_the_file_and_it_is_said(
