@@ -275,6 +275,13 @@ TCP_CONNECTION_S = Timeout(
 )
 PEER_PROOF_S = Timeout(3.0, "peer_proof", "the proof of the other end", "the connection is closed")
 STRANGER_S = Timeout(10.0, "stranger", "the proof on a new connection", "it is closed")
+# As long as Linux itself goes on sending to a host that does not answer (net.ipv4.tcp_retries2).
+TREE_PLACE_S = Timeout(
+    900.0,
+    "tree_place",
+    "the executor to give an agent another parent, if it has not refused the connection",
+    "the executor counts as lost",
+)
 FULL_LINK_S = Timeout(
     60.0,
     "full_link",

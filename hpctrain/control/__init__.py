@@ -6,5 +6,7 @@ what is sent after that has MACs. On one machine the executor is its own agent. 
 phases, reports and failures, frames downward carry commands and decisions. What ranks send each
 other goes through MPI, never through here.
 
+Agents of many nodes form a tree in which they relay for each other.
+
 Every frame carries the number of the attempt: a straggler of a dead attempt is not believed.
 """

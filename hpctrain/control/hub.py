@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.control import local_socket
-from hpctrain.control.interfaces import LOOPBACK, ipv4_addresses, is_loopback
+from hpctrain.control.listener import listen_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.node_use import NodeMeter
 from hpctrain.control.nvml import GpuMeter
 from hpctrain.control.proof import Credentials, Seal
+from hpctrain.control.root import Branch, Root
 from hpctrain.control.strangers import Strangers
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.own_time import OwnTime
@@ -31,7 +32,7 @@ _BACKLOG = 4096
 class _Peer:
     """One connection: a rank's own, or an agent's with several ranks behind it."""
 
-    frames: FrameSocket
+    frames: FrameSocket | Branch
     is_agent: bool = False
     ranks: set[int] = field(default_factory=set)
     node: str = ""
@@ -55,6 +56,7 @@ class Hub:
         self._silence_s = silence_s
         self._time = OwnTime(time.monotonic())
         self._beat_at = 0.0
+        self._silence_sought_at = 0.0
         self.nodes: set[str] = set()
         """Nodes whose agents have come."""
         self.lost_nodes: dict[str, bool] = {}
@@ -65,6 +67,7 @@ class Hub:
         self._peers: dict[int, _Peer] = {}
         self._peer_of: dict[int, _Peer] = {}
         self._strangers: Strangers | None = None
+        self._root: Root | None = None
         self._memory = MemoryWatch()
         self._meter: NodeMeter | None = None
         self._use: dict[str, dict[str, Any]] = {}
@@ -81,7 +84,14 @@ class Hub:
             self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
         self._listen(local_socket.listen(name, backlog=_BACKLOG), self._accept_local)
 
-    def listen_tcp(self, credentials: Credentials, *, only_here: bool = False) -> list[str]:
+    def listen_tcp(
+        self,
+        credentials: Credentials,
+        *,
+        only_here: bool = False,
+        fanout: int | None = None,
+        num_agents: int = 0,
+    ) -> list[str]:
         """Accept agents, or ranks, that prove themselves; return the addresses to try.
 
         Parameters
@@ -90,17 +100,28 @@ class Hub:
             What they have to know. This end proves itself by them, too.
         only_here
             Whether all of them are on this machine.
+        fanout
+            Connections that this end, and each agent, has to agents below it in a tree. None is
+            for one to each agent.
+        num_agents
+            How many agents a tree is for.
         """
-        strangers = Strangers(self._selector, credentials, self._add)
+        admit: Callable[[socket.socket, Seal], object] = self._add
+        if fanout is not None:
+            self._root = Root(
+                self._selector,
+                fanout=fanout,
+                num_agents=num_agents,
+                silence_s=self._silence_s,
+                arrived=self._add_branch,
+                received=self._take_of_branch,
+            )
+            admit = self._root.admit
+        strangers = Strangers(self._selector, credentials, admit)
         self._strangers = strangers
-        # To another node a loopback address is that node. Without any other there is none.
-        own = [] if only_here else [a for a in ipv4_addresses().values() if not is_loopback(a)]
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind(("" if own else LOOPBACK, 0))
-        listener.listen(_BACKLOG)
+        listener, addresses = listen_tcp(backlog=_BACKLOG, only_here=only_here)
         self._listen(listener, lambda listener: strangers.accept(listener, self._time.now))
-        port = listener.getsockname()[1]
-        return [f"{host}:{port}" for host in ([socket.gethostname(), *own] if own else [LOOPBACK])]
+        return addresses
 
     def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
         """Call back from `poll` when a descriptor becomes readable."""
@@ -130,6 +151,8 @@ class Hub:
         if now - self._beat_at > BEAT_INTERVAL_S:
             self._beat_at = now
             self.send_agents("beat")
+            if self._root is not None:
+                self._root.acknowledge()
         # What a dying rank has sent, and its death, precede what its peers report of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
@@ -158,18 +181,24 @@ class Hub:
             if ranks is None
             else {id(self._peer_of[rank]) for rank in ranks if rank in self._peer_of}
         )
-        for peer in list(self._peers.values()):
-            if id(peer) in peers:
-                peer.frames.post(raw)
-                self._update(peer)
+        self._post(raw, [peer for peer in self._peers.values() if id(peer) in peers])
 
     def send_agents(self, op: str, **details: Any) -> None:
         """Send a command to the agents themselves."""
         raw = encode_frame({"op": op, "attempt": self._attempt, **details})
-        for peer in list(self._peers.values()):
-            if peer.is_agent:
+        self._post(raw, [peer for peer in self._peers.values() if peer.is_agent])
+
+    def _post(self, raw: bytes, peers: list[_Peer]) -> None:
+        branches = []
+        for peer in peers:
+            if isinstance(peer.frames, Branch):
+                branches.append(peer.frames)
+            else:
                 peer.frames.post(raw)
                 self._update(peer)
+        if branches:
+            assert self._root is not None
+            self._root.post(raw, branches)
 
     def node_use(self) -> dict[str, dict[str, Any]]:
         """Return what ranks use of each node, as `NodeMeter.read` does, by the node's name.
@@ -184,6 +213,12 @@ class Hub:
     def num_ranks(self) -> int:
         """Number of ranks that are connected and have not sent that they leave."""
         return len(self._peer_of)
+
+    @property
+    def num_connections(self) -> int:
+        """Number of connections to agents and ranks."""
+        own = sum(isinstance(peer.frames, FrameSocket) for peer in self._peers.values())
+        return own + (0 if self._root is None else self._root.num_connections)
 
     @property
     def local_pids(self) -> list[int]:
@@ -202,6 +237,8 @@ class Hub:
 
     def close(self) -> None:
         """Close everything; ranks that are left see that their executor is gone."""
+        if self._root is not None:
+            self._root.close()
         for peer in list(self._peers.values()):
             self._drop(peer)
         # Listeners, and peers that have not proved themselves yet.
@@ -217,17 +254,17 @@ class Hub:
 
     def _accept_local(self, listener: socket.socket) -> None:
         if (sock := local_socket.accept(listener)) is not None:
-            self._memory.add(self._add(sock).frames, sock)
+            self._memory.add(self._add(sock), sock)
 
-    def _add(self, sock: socket.socket, seal: Seal | None = None) -> _Peer:
-        peer = _Peer(FrameSocket(sock, seal), last_heard=self._time.now)
+    def _add(self, sock: socket.socket, seal: Seal | None = None) -> FrameSocket:
+        frames = FrameSocket(sock, seal)
+        peer = _Peer(frames, last_heard=self._time.now)
         self._peers[id(peer)] = peer
-        self._selector.register(
-            peer.frames, selectors.EVENT_READ, lambda mask: self._serve(peer, mask)
-        )
-        return peer
+        self._selector.register(frames, selectors.EVENT_READ, lambda mask: self._serve(peer, mask))
+        return frames
 
     def _serve(self, peer: _Peer, mask: int) -> list[Frame]:
+        assert isinstance(peer.frames, FrameSocket)
         if mask & selectors.EVENT_WRITE:
             peer.frames.flush()
             self._update(peer)
@@ -237,6 +274,9 @@ class Hub:
             frames = peer.frames.receive()
         except ProtocolError:
             frames, peer.frames.closed = [], True
+        return self._take(peer, frames)
+
+    def _take(self, peer: _Peer, frames: list[Frame]) -> list[Frame]:
         peer.last_heard = self._time.now
         events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
         for frame in events:
@@ -247,6 +287,12 @@ class Hub:
             self._drop(peer)
             events += [self._lost(peer, rank) for rank in sorted(peer.ranks)]
         return [frame for frame in events if frame.op not in ("agent", "beat")]
+
+    def _add_branch(self, branch: Branch) -> None:
+        self._peers[id(branch)] = _Peer(branch, last_heard=self._time.now)
+
+    def _take_of_branch(self, branch: Branch, frames: list[Frame]) -> list[Frame]:
+        return self._take(self._peers[id(branch)], frames)
 
     def _note(self, peer: _Peer, frame: Frame) -> None:
         if frame.op == "starting" and not peer.is_agent:
@@ -270,7 +316,10 @@ class Hub:
 
     def _drop_silent_agents(self) -> list[Frame]:
         """Give a node up whose agent, which sends a frame every two seconds, has not for long."""
-        events = []
+        events: list[Frame] = []
+        if self._time.now - self._silence_sought_at < self._silence_s / 20:
+            return events
+        self._silence_sought_at = self._time.now
         for peer in list(self._peers.values()):
             if peer.is_agent and self._time.now - peer.last_heard > self._silence_s:
                 self.lost_nodes[peer.node] = True
@@ -285,7 +334,7 @@ class Hub:
         return Frame(header, b"", b"")
 
     def _update(self, peer: _Peer) -> None:
-        if peer.frames.closed:
+        if peer.frames.closed or isinstance(peer.frames, Branch):
             return
         events = selectors.EVENT_READ
         if peer.frames.pending_bytes:
@@ -295,7 +344,11 @@ class Hub:
             self._selector.modify(peer.frames, events, key.data)
 
     def _drop(self, peer: _Peer) -> None:
-        if self._peers.pop(id(peer), None) is not None:
+        if isinstance(peer.frames, Branch):
+            if self._peers.pop(id(peer.frames), None) is not None:
+                self._use.pop(peer.node, None)
+                peer.frames.close()
+        elif self._peers.pop(id(peer), None) is not None:
             peer.memory = self._memory.remove(peer.frames)
             self._use.pop(peer.node, None)
             self._selector.unregister(peer.frames)

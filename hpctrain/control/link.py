@@ -227,24 +227,32 @@ def connect_tcp(
     errors: dict[str, str] = {}
     while not deadline.is_over:
         for address in addresses:
-            host, _, port = address.rpartition(":")
             try:
-                sock = socket.create_connection(
-                    (_resolve(host), int(port)), timeouts.TCP_CONNECTION_S
-                )
+                return connect_once(address, credentials)
             except OSError as error:
-                errors[address] = str(error)
-                continue
-            try:
-                return sock, _shake_hands(sock, credentials)
-            except OSError as error:
-                sock.close()
                 errors[address] = str(error)
         select.select([], [], [], 0.1)
     raise LinkTimeoutError(
         f"{socket.gethostname()} cannot reach the executor after {timeouts.describe(timeout_s)}: "
         + "; ".join(f"{address}: {error}" for address, error in errors.items())
     )
+
+
+def connect_once(address: str, credentials: Credentials) -> tuple[socket.socket, Seal]:
+    """Connect to one address, as `connect_tcp` does, without a second try. Not collective.
+
+    Raises
+    ------
+    OSError
+        If nobody answers there, or it is not the one that is sought.
+    """
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((_resolve(host), int(port)), timeouts.TCP_CONNECTION_S)
+    try:
+        return sock, _shake_hands(sock, credentials)
+    except OSError:
+        sock.close()
+        raise
 
 
 def _resolve(host: str) -> str:

@@ -70,6 +70,11 @@ class Strangers:
                 return
             self._drop(sock)
 
+    def close(self) -> None:
+        """End all connections that have proved nothing yet."""
+        for sock in list(self._since):
+            self._drop(sock)
+
     def _hear(self, sock: socket.socket, nonce: bytes, received: bytearray) -> None:
         if sock not in self._since:
             # It had to give way between the look at what is ready and now.

@@ -53,6 +53,23 @@ def join_frame(header: bytes, body: bytes) -> bytes:
     return _LENGTHS.pack(len(header), len(body)) + header + body
 
 
+def decode_frame(raw: bytes) -> Frame:
+    """Return a whole frame from its bytes. Not collective.
+
+    Raises
+    ------
+    ProtocolError
+        If its header is not JSON.
+    """
+    (header_bytes, _) = _LENGTHS.unpack_from(raw)
+    body_start = _LENGTHS.size + header_bytes
+    try:
+        header = json.loads(raw[_LENGTHS.size : body_start])
+    except ValueError as error:
+        raise ProtocolError(f"a header that is not JSON: {error}") from error
+    return Frame(header, raw[body_start:], raw)
+
+
 class FrameSocket:
     """A non-blocking socket with a buffer in each direction.
 
@@ -158,12 +175,7 @@ class FrameSocket:
             end = body_start + body_bytes
             if end > available:
                 break
-            raw = bytes(self._inbox[start:end])
-            try:
-                header = json.loads(raw[_LENGTHS.size : _LENGTHS.size + header_bytes])
-            except ValueError as error:
-                raise ProtocolError(f"a header that is not JSON: {error}") from error
-            frames.append(Frame(header, raw[_LENGTHS.size + header_bytes :], raw))
+            frames.append(decode_frame(bytes(self._inbox[start:end])))
             start = end
         del self._inbox[:start]
         return frames
