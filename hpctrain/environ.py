@@ -52,6 +52,7 @@ _DRY_RUN = "HPCTRAIN_DRY_RUN"
 _TRUST_WRITERS = "HPCTRAIN_TRUST_WRITERS"
 _SLURM_OVERRIDES = "HPCTRAIN_SLURM"
 _FORK_SERVER = "HPCTRAIN_FORK_SERVER"
+_HUB_FANOUT = "HPCTRAIN_HUB_FANOUT"
 _NOT_FORKED = "HPCTRAIN_NOT_FORKED"
 
 # What launchers set for each process that they start, and no library reads when it is imported.
@@ -242,6 +243,23 @@ def wants_fork_server() -> bool:
             f"out."
         )
     return value == "1"
+
+
+def hub_fanout() -> int:
+    """Return how many connections to agents the executor has, and each agent that relays.
+
+    Raises
+    ------
+    ConfigError
+        If ``HPCTRAIN_HUB_FANOUT`` is not a number above 1.
+    """
+    value = os.environ.get(_HUB_FANOUT) or "32"
+    if not value.isascii() or not value.isdigit() or int(value) < 2:
+        raise ConfigError(
+            f"{_HUB_FANOUT}={value!r}: it is the number of nodes above which agents relay for "
+            f"others, 2 or more. Leave it out for 32."
+        )
+    return int(value)
 
 
 def take_not_forked() -> str:

@@ -265,3 +265,20 @@ def test_a_fork_server_that_is_neither_on_nor_off_is_refused(
     monkeypatch.setenv("HPCTRAIN_FORK_SERVER", value)
     with pytest.raises(ConfigError, match=r"HPCTRAIN_FORK_SERVER=.* set it to 0"):
         environ.wants_fork_server()
+
+
+@pytest.mark.parametrize(("value", "fanout"), [(None, 32), ("", 32), ("2", 2), ("20000", 20000)])
+def test_a_hub_has_32_connections_unless_another_number_is_asked_for(
+    value: str | None, fanout: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("HPCTRAIN_HUB_FANOUT", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HPCTRAIN_HUB_FANOUT", value)
+    assert environ.hub_fanout() == fanout
+
+
+@pytest.mark.parametrize("value", ["0", "1", "-2", "many", "2.5", "\u0662"])
+def test_a_hub_without_a_tree_to_build_is_refused(value: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HPCTRAIN_HUB_FANOUT", value)
+    with pytest.raises(ConfigError, match=r"HPCTRAIN_HUB_FANOUT=.* 2 or more"):
+        environ.hub_fanout()

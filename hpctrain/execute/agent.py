@@ -1,7 +1,8 @@
 """The agent of a node: ``python -m hpctrain.execute.agent ATTEMPT SOCKET SECRET ADDRESS...``.
 
 In front of the addresses ``--lease=SECONDS`` can stand, see `hpctrain.execute.lease`, and
-``--hosts=NAME,NAME...``, where mpiexec has started one agent on each of these, in this order.
+``--hosts=NAME,NAME...``, where mpiexec has started one agent on each of these, in this order, and
+``--tree``, where agents also relay for others, see `hpctrain.control.relay`.
 
 One process a node, without MPI. It passes frames between the ranks of its node and the executor, so
 that the executor has one connection a node, and it notices when a rank dies.
@@ -33,6 +34,7 @@ from hpctrain.worker.node_socket import node_name, node_socket_name
 
 if TYPE_CHECKING:
     from hpctrain.control.proof import Seal
+    from hpctrain.control.relay_thread import RelayThread
     from hpctrain.execute.examine import Examiner
 
 
@@ -56,6 +58,8 @@ class Agent(Relay):
         None waits for the end of the connection.
     name
         By which the executor knows this node.
+    executor
+        Address of the executor; by default the other end of `uplink`.
     """
 
     def __init__(
@@ -68,8 +72,9 @@ class Agent(Relay):
         run_dir: Path | None = None,
         lease_s: float | None = None,
         name: str | None = None,
+        executor: tuple[str, int] | None = None,
     ) -> None:
-        self._executor = uplink.getpeername()
+        self._executor = executor or uplink.getpeername()
         super().__init__(attempt=attempt, uplink=uplink, seal=seal, name=name or node_name())
         self._lease_s = lease_s
         self._time = OwnTime(time.monotonic(), longest_gap_s=BEAT_INTERVAL_S + 0.5)
@@ -195,16 +200,26 @@ def run_agent(argv: list[str]) -> None:
         lease_s = float(addresses.pop(0).removeprefix("--lease="))
     if is_on_host := addresses[0].startswith("--hosts="):
         name = addresses.pop(0).removeprefix("--hosts=").split(",")[environ.launched_rank()]
+    if in_tree := addresses[0] == "--tree":
+        del addresses[0]
     secret, run_dir = _read_secret(Path(secret_file), name=name), Path(secret_file).parent
     # Behind the file that may not be there: it loads OpenSSL.
     from hpctrain.control.proof import Credentials
 
     credentials = Credentials(secret, run=str(run_dir), attempt=int(attempt))
+    seal: Seal | None
     try:
         uplink, seal = connect_tcp(addresses, credentials, timeout_s=timeouts.EXECUTOR_CONNECTION_S)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {name} cannot be used: {error}") from error
     executor, here = uplink.getpeername(), uplink.getsockname()
+    relay: RelayThread | None = None
+    if in_tree:
+        from hpctrain.control.relay_thread import RelayThread
+
+        relay = RelayThread(uplink, seal, credentials)
+        relay.start()
+        uplink, seal = relay.uplink, None
     agent = Agent(
         attempt=int(attempt),
         uplink=uplink,
@@ -213,8 +228,13 @@ def run_agent(argv: list[str]) -> None:
         run_dir=run_dir,
         lease_s=lease_s,
         name=name,
+        executor=executor,
     )
-    is_orphan = not agent.run() and lease_s is not None and not is_on_host
+    was_dismissed = agent.run()
+    if relay is not None:
+        # It still has last frames of this agent, and those for others, to pass on.
+        relay.join(timeouts.THREAD_END_S + timeouts.LAST_FRAMES_S)
+    is_orphan = not was_dismissed and lease_s is not None and not is_on_host
     # On the executor's own node no process is left to act; without Slurm, none can be asked.
     if is_orphan and executor[0] != here[0]:
         assert lease_s is not None

@@ -176,7 +176,12 @@ class NodeAgents:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secret)
         credentials = Credentials(secret, run=str(self._paths.root), attempt=attempt)
-        addresses = hub.listen_tcp(credentials)
+        num_agents = placement.num_nodes + len(idle_nodes)
+        fanout = environ.hub_fanout()
+        in_tree = num_agents > fanout
+        addresses = hub.listen_tcp(
+            credentials, fanout=fanout if in_tree else None, num_agents=num_agents
+        )
         self.socket = f"{new_socket_name()}.%N"
         hosts = () if self.mpiexec is None else (*placement.nodes, *idle_nodes)
         command = agent_argv(
@@ -188,6 +193,7 @@ class NodeAgents:
             addresses=addresses,
             lease_s=self._node_timeout_s if self._has_lease else None,
             hosts=hosts,
+            in_tree=in_tree,
         )
         environment = environ.without_export_variables(environ.environment())
         if packed is not None:

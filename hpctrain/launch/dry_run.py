@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 
+from hpctrain import environ
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.launch.request import Submission
 from hpctrain.launch.storage import check_storage
@@ -80,6 +81,7 @@ def render_plan(submission: Submission) -> str:
             secret="SECRET_FILE",
             addresses=["ADDRESS"],
             hosts=hosts,
+            in_tree=nodes.most > environ.hub_fanout(),
         )
         step = agent_step_argv(
             placement, agent, survives_loss=nodes.survives_loss, is_slice=plan.is_slice

@@ -95,6 +95,7 @@ def agent_argv(
     addresses: Sequence[str],
     lease_s: float | None = None,
     hosts: Sequence[str] = (),
+    in_tree: bool = False,
 ) -> list[str]:
     """Return the command of a node's agent.
 
@@ -109,11 +110,14 @@ def agent_argv(
         is lost: seconds after which the lease lapses.
     hosts
         For agents that mpiexec starts: the names by which the nodes are known, in its order.
+    in_tree
+        Whether agents relay for others, so that the executor need not have a connection to each.
     """
     lease = [] if lease_s is None else [f"--lease={lease_s:g}"]
     named = [f"--hosts={','.join(hosts)}"] if hosts else []
     agent = [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret]
-    return checked_argv([*agent, *lease, *named, *addresses], cwd=cwd)
+    relays = ["--tree"] if in_tree else []
+    return checked_argv([*agent, *lease, *named, *relays, *addresses], cwd=cwd)
 
 
 def worker_step_argv(

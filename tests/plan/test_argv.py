@@ -172,6 +172,11 @@ def test_agents_of_a_run_that_goes_on_without_a_node(golden):
     golden("argv/agents-of-chosen-and-idle-nodes.txt", lines(argv))
 
 
+def test_agents_that_relay_for_others_are_told_so_before_the_addresses():
+    command = command_of_an_agent("10.0.0.1:4711", hosts=["gpu1", "gpu3"], in_tree=True)
+    assert command[-3:] == ["--hosts=gpu1,gpu3", "--tree", "10.0.0.1:4711"]
+
+
 def test_a_rank_without_a_log_file_keeps_its_output():
     argv = worker_argv(
         "python", run_dir="/r", attempt=1, world_size=2, socket="s", log_to_file=False
