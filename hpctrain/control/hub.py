@@ -233,7 +233,8 @@ class Hub:
     @property
     def num_remote(self) -> int:
         """Number of connections over TCP whose other end has proved itself."""
-        return sum(peer.frames.has_seal for peer in self._peers.values())
+        own = (p.frames for p in self._peers.values() if isinstance(p.frames, FrameSocket))
+        return sum(frames.has_seal for frames in own)
 
     def close(self) -> None:
         """Close everything; ranks that are left see that their executor is gone."""

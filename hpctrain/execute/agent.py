@@ -26,7 +26,7 @@ from hpctrain.control.node_use import NodeMeter
 from hpctrain.control.nvml import GpuMeter
 from hpctrain.control.wire import Frame, FrameSocket, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
-from hpctrain.execute.relay import BACKLOG, BEAT_INTERVAL_S, Relay
+from hpctrain.execute.rank_relay import BACKLOG, BEAT_INTERVAL_S, RankRelay
 from hpctrain.own_time import Deadline, OwnTime
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.worker.leftovers import remove_dead_segments, unlink_mapped_segments
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hpctrain.execute.examine import Examiner
 
 
-class Agent(Relay):
+class Agent(RankRelay):
     """The frames of one node's ranks, and what the executor wants to know of the node.
 
     Parameters

@@ -18,7 +18,7 @@ from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
 from hpctrain.control.proof import Credentials
 from hpctrain.errors import LaunchError
-from hpctrain.execute.relay import BACKLOG, Relay
+from hpctrain.execute.rank_relay import BACKLOG, RankRelay
 from hpctrain.world import World
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class NodeRelay:
         self._thread.join(timeout_s)
 
 
-class _RelayInRank(Relay):
+class _RelayInRank(RankRelay):
     """A relay whose process can fork."""
 
     def close_in_child(self) -> None:

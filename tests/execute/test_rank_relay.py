@@ -12,7 +12,7 @@ from hpctrain.control import local_socket
 from hpctrain.control.link import Link
 from hpctrain.control.proof import Seal
 from hpctrain.control.wire import Frame, FrameSocket, encode_frame
-from hpctrain.execute.relay import BACKLOG, Relay
+from hpctrain.execute.rank_relay import BACKLOG, RankRelay
 from tests.waiting import wait_until
 
 LIMIT_S = 30.0
@@ -28,7 +28,7 @@ class Relayed:
         self.executor = FrameSocket(mine, Seal(*KEYS))
         self.name = local_socket.new_socket_name()
         listener = local_socket.listen(self.name, backlog=BACKLOG)
-        relay = Relay(attempt=1, uplink=uplink, seal=Seal(*KEYS[::-1]), name="node7")
+        relay = RankRelay(attempt=1, uplink=uplink, seal=Seal(*KEYS[::-1]), name="node7")
         self.thread = threading.Thread(target=relay.serve, args=(listener,), daemon=True)
         self.thread.start()
         self.links: list[Link] = []

@@ -1,4 +1,4 @@
-"""`Relay`: passes frames between the ranks of a node and the executor, over one connection.
+"""`RankRelay`: passes frames between the ranks of a node and the executor, over one connection.
 
 The agent of a node is one, with a process of its own (`hpctrain.execute.agent`). Where the user has
 started the ranks, one of each node has one in a thread (`hpctrain.launch.node_relay`).
@@ -24,7 +24,7 @@ BACKLOG = 1024
 """Ranks of a node that may wait to be accepted."""
 
 
-class Relay:
+class RankRelay:
     """The frames of one node's ranks. Notices when one of these dies.
 
     Parameters
