@@ -2,6 +2,10 @@
 
 Against the cold start of the same group: both inside an allocation of a virtual Slurm, and both in
 each round, since the run that is measured begins with the one and goes on with the other.
+
+A second row has trials of a sweep, which train with torch: from the begin of a trial, with the
+tuner's template of executors and servers of ranks, to its first step on all ranks. Against a script
+that is started for it and whose ranks import torch each.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ NUM_RANKS = 4
 NUM_NODES = 2
 FACTOR = 1.2
 AIM = 1.05
+TRIAL_FACTOR, TRIAL_AIM = 0.25, 0.1
+TRIALS = 4
 TIMEOUT_S = 120.0
 
 
@@ -47,13 +53,31 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
             if number > 0 or arguments.rounds == 1:
                 samples["restart"].append(restart)
                 samples["cold start"].append(cold)
-    yield judge(
-        f"restart {NUM_RANKS} ranks",
-        "restart",
-        samples,
-        [Goal(against="cold start", factor=factor) for factor in (FACTOR, AIM)],
-        notes={"CPU": "of the ranks, from their birth to their first step"},
-    )
+        yield judge(
+            f"restart {NUM_RANKS} ranks",
+            "restart",
+            samples,
+            [Goal(against="cold start", factor=factor) for factor in (FACTOR, AIM)],
+            notes={"CPU": "of the ranks, from their birth to their first step"},
+        )
+        samples = {"template warm": [], "cold start": []}
+        for number in range(arguments.rounds + (arguments.rounds > 1)):
+            trials, cold = _run_trials(cluster, arguments)
+            if arguments.say is not None:
+                walls = ", ".join(f"{trial.wall_s:.3f}" for trial in trials)
+                arguments.say(f"trial start round {number}: {walls} s, cold {cold.wall_s:.3f} s")
+            if number > 0 or arguments.rounds == 1:
+                # For the first trial the template begins.
+                warm = sorted(trials[1:], key=lambda trial: trial.wall_s)
+                samples["template warm"].append(warm[len(warm) // 2])
+                samples["cold start"].append(cold)
+        yield judge(
+            f"trial start {NUM_RANKS} ranks",
+            "template warm",
+            samples,
+            [Goal(against="cold start", factor=factor) for factor in (TRIAL_FACTOR, TRIAL_AIM)],
+            notes={"CPU": "of the ranks alone; a server of forked ranks has the import"},
+        )
 
 
 def _run(cluster: Any, arguments: Namespace) -> tuple[Sample, Sample]:
@@ -69,6 +93,30 @@ def _run(cluster: Any, arguments: Namespace) -> tuple[Sample, Sample]:
         begun = next(e["time"] for e in events if e["event"] == "attempt-started")
         killed = float(Path(folder, "killed").read_text())
         return _first_step(Path(folder), 2, killed), _first_step(Path(folder), 1, begun)
+
+
+def _run_trials(cluster: Any, arguments: Namespace) -> tuple[list[Sample], Sample]:
+    """Return the starts of some trials of a sweep, and that of a script of its own."""
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
+        shape = [f"--nodes={NUM_NODES}", f"--ntasks-per-node={NUM_RANKS // NUM_NODES}"]
+        words = [PROGRAMS / "trial_starts.py", NUM_RANKS, NUM_NODES, folder]
+        environment = child_environment(arguments.tree, cluster.environ)
+        begins = f"date +%s.%N > {folder}/begun && exec {sys.executable} "
+        for trials, forks in ((TRIALS, "1"), (0, "0")):
+            script = begins + " ".join(map(str, [*words, trials]))
+            more = {"HPCTRAIN_LAUNCHER": "allocation", "HPCTRAIN_FORK_SERVER": forks}
+            output_of(
+                ["salloc", "--quiet", *shape, "sh", "-c", script],
+                cwd=folder,
+                env={**environment, **more},
+                timeout_s=TIMEOUT_S,
+            )
+        ledger = Path(folder, "sweep", "tune.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in ledger]
+        begun = [event["time"] for event in events if event["event"] == "trial-started"]
+        assert len(begun) == TRIALS, begun
+        cold = _first_step(Path(folder), 0, float(Path(folder, "begun").read_text()))
+        return [_first_step(Path(folder), n, begin) for n, begin in enumerate(begun, 1)], cold
 
 
 def _first_step(folder: Path, attempt: int, begin: float) -> Sample:
