@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpctrain.control.proof import Credentials, Seal
 
 _RETRY_INTERVAL_S = 0.2
+_LOOK_INTERVAL_MS = 500
 
 
 class Place(NamedTuple):
@@ -104,9 +105,10 @@ def _await_answer(
     frames: FrameSocket, deadline: Deadline, is_over: Callable[[], bool]
 ) -> list[Frame]:
     """Return what is received up to the first frame; empty if the connection ends."""
+    poller = select.poll()
+    poller.register(frames, select.POLLIN)
     while not (deadline.is_over or is_over()):
-        ready, _, _ = select.select([frames], [], [], min(deadline.left_s, 0.5))
-        if not ready:
+        if not poller.poll(_LOOK_INTERVAL_MS):
             continue
         try:
             received = frames.receive()

@@ -298,6 +298,7 @@ class Root:
             self._trunks.remove(trunk)
             self._selector.unregister(trunk.frames)
             trunk.frames.close()
-            for branch in self._branches:
+            # One that only asked for a place leads nowhere.
+            for branch in self._branches if trunk.index is not None else ():
                 if branch.trunk is trunk:
                     branch.trunk = None

@@ -176,6 +176,16 @@ def test_the_executor_has_connections_to_its_children_alone(make_tree: Callable[
     assert tree.hub.lost_nodes == {}
 
 
+def test_an_agent_finds_its_place_however_many_files_it_has_open(make_tree: Callable[..., Tree]):
+    tree = make_tree(fanout=1)
+    with contextlib.ExitStack() as stack:
+        # select() takes no descriptor above 1023.
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        tree.add(2)
+    assert tree.hub.num_agents == 2
+
+
 def test_what_a_rank_sends_arrives_in_order_from_any_level(make_tree: Callable[..., Tree]):
     tree = make_tree()
     nodes = tree.add(7)
