@@ -47,6 +47,17 @@ def test_steps_are_measured_alone_and_in_a_run(tmp_path):
     assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
 
 
+def test_agents_that_relay_are_measured_beside_those_with_a_connection_each(tmp_path):
+    measured, said = measure(
+        tmp_path, "hub_tree.py", "--sizes", "16", "40", "--beats", "0.5", "--rounds", "1"
+    )
+
+    rows = {(row["nodes"], row["shape"]): row["connections"] for row in measured["rows"]}
+    assert rows == {(16, "tree"): 16, (16, "flat"): 16, (40, "tree"): 32, (40, "flat"): 40}
+    assert set(measured["models"]["tree"]["beat_cpu"]["errors"]) == {"16", "40"}
+    assert "40 nodes, tree" in said
+
+
 @pytest.mark.mpi
 def test_a_scaler_is_fitted_by_ranks_and_by_scikit_learn(tmp_path):
     pytest.importorskip("sklearn")

@@ -1,0 +1,237 @@
+"""What an executor and agents that relay cost, by the number of nodes, and what a model predicts.
+
+::
+
+    python benchmarks/hub_tree.py --json benchmarks/results/hub_tree.json
+    python benchmarks/hub_tree.py --sizes 16 64 --shapes tree
+
+The executor's hub is real, and so are the connections of all agents: eight processes with a
+selector each hold them (`programs/many_agents.py`). Ranks are played. All of it is on this machine,
+so wall times are those of its cores, and CPU seconds are what can be compared.
+
+A model of each cost is fitted to the sizes up to `FITTED`, and predicts the larger ones::
+
+    cost = a + b * (children of the executor) + c * nodes + d * (levels - 1) + e * hops
+
+without the last two terms for the executor's CPU, on which depth has no influence. Hops are frames
+of a round that agents pass on for others: the sum over the levels of their nodes times their depth.
+Coefficients are not negative, and relative errors are what is minimised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from arms import PROGRAMS, describe_machine
+
+from hpctrain.control import hub as hub_module
+from hpctrain.control.hub import BEAT_INTERVAL_S, Hub
+from hpctrain.control.hub_tree import level_sizes
+from hpctrain.control.proof import Credentials
+
+SIZES = (16, 32, 64, 128, 256, 512, 1024, 4096)
+FITTED = 1024
+GOAL = 0.15
+FANOUT = 32
+NUM_PROCESSES = 8
+PATIENCE_S = 180.0
+CREDENTIALS = Credentials(b"s" * 32, run="/runs/one", attempt=1)
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+COSTS = {
+    "connect_cpu_s": "executor's CPU seconds until all nodes have joined",
+    "connect_s": "seconds until then",
+    "beat_cpu": "executor's CPU seconds per second of heartbeats",
+    "freeze_cpu_s": "executor's CPU seconds of a round freeze, answers",
+    "freeze_s": "seconds of the fastest such round",
+    "agents_freeze_cpu_s": "CPU seconds of all agents in such a round",
+}
+OF_EXECUTOR = ("connect_cpu_s", "beat_cpu", "freeze_cpu_s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="numbers of nodes")
+    parser.add_argument("--shapes", nargs="+", choices=("tree", "flat"), default=["tree", "flat"])
+    parser.add_argument("--beats", type=float, default=4.0, help="rounds of heartbeats")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds freeze, answers")
+    parser.add_argument("--json", type=Path, help="file for all numbers")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    rows = []
+    for size, shape in itertools.product(arguments.sizes, arguments.shapes):
+        rows.append(measure(size, shape, beats=arguments.beats, rounds=arguments.rounds))
+        print(json.dumps(rows[-1]), file=sys.stderr)
+    machine["load_after"] = os.getloadavg()
+    models = {shape: {cost: fit(rows, shape, cost) for cost in COSTS} for shape in arguments.shapes}
+    if arguments.json is not None:
+        result = {"machine": machine, "fanout": FANOUT, "rows": rows, "models": models}
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    show(rows, models)
+    print(f"\n{machine['cpus']} CPUs, load {machine['load_before'][0]:.1f} before and", end=" ")
+    print(f"{machine['load_after'][0]:.1f} after, Python {machine['python']}")
+
+
+def measure(size: int, shape: str, *, beats: float, rounds: int) -> dict[str, Any]:
+    """Return what a hub and so many nodes cost."""
+    hub = Hub(attempt=1, silence_s=300.0)
+    options = {"fanout": FANOUT, "num_agents": size} if shape == "tree" else {}
+    (address,) = hub.listen_tcp(CREDENTIALS, only_here=True, **options)
+    with agents(address, size, shape) as processes:
+        row: dict[str, Any] = {"nodes": size, "shape": shape, "processes": len(processes)}
+        for process in processes:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        wall_s, cpu_s = timed(hub, lambda: hub.num_ranks == size)
+        row |= {"connect_s": wall_s, "connect_cpu_s": cpu_s}
+        settled = time.monotonic() + 1.5 * BEAT_INTERVAL_S
+        timed(hub, lambda: time.monotonic() > settled)
+        row["connections"] = hub.num_connections
+        seconds = beats * (BEAT_INTERVAL_S + 0.1)
+        end = time.monotonic() + seconds
+        wall_s, cpu_s = timed(hub, lambda: time.monotonic() > end)
+        row["beat_cpu"] = cpu_s / wall_s
+        assert len(hub.node_use()) == size
+        # Rounds of freeze without heartbeats in between.
+        hub_module.BEAT_INTERVAL_S = float("inf")
+        quiet = time.monotonic() + 1.0
+        timed(hub, lambda: time.monotonic() > quiet)
+        walls, cpus, before = [], [], cpu_of(processes)
+        for _ in range(rounds):
+            answers = []
+            hub.send("freeze")
+            wall_s, cpu_s = timed(hub, lambda: len(answers) == size, answers)  # noqa: B023
+            walls.append(wall_s)
+            cpus.append(cpu_s)
+        row |= {"freeze_s": min(walls), "freeze_median_s": median(walls)}
+        row["freeze_cpu_s"] = median(cpus)
+        row["agents_freeze_cpu_s"] = (cpu_of(processes) - before) / rounds
+        assert hub.lost_nodes == {}
+    hub_module.BEAT_INTERVAL_S = BEAT_INTERVAL_S
+    hub.close()
+    return row
+
+
+def timed(
+    hub: Hub, condition: Callable[[], bool], answers: list[Any] | None = None
+) -> tuple[float, float]:
+    """Poll as an executor does until a condition holds; return wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{hub.num_agents} agents, {hub.num_ranks} ranks")
+        frames = hub.poll(0.1)
+        if answers is not None:
+            answers += [frame for frame in frames if frame.op == "frozen"]
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+@contextmanager
+def agents(address: str, size: int, shape: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the processes that hold agents, which wait for a line."""
+    count = -(-size // NUM_PROCESSES)
+    processes = []
+    try:
+        for first in range(0, size, count):
+            here = min(count, size - first)
+            command = [sys.executable, PROGRAMS / "many_agents.py", address, here, first, shape]
+            processes.append(
+                subprocess.Popen(
+                    [str(word) for word in command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+                    },
+                )
+            )
+        for process in processes:
+            if process.stdout.readline() != b"ready\n":
+                raise RuntimeError(f"{process.args} has ended")
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def cpu_of(processes: list[subprocess.Popen[bytes]]) -> float:
+    """Return the CPU seconds that processes have used."""
+    ticks = 0
+    for process in processes:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICKS_PER_S
+
+
+def features(size: int, shape: str, cost: str) -> list[float]:
+    """Return what the coefficients of the model are multiplied with."""
+    if shape == "flat":
+        return [1.0, float(size)]
+    levels = level_sizes(FANOUT, size)
+    of_executor = [1.0, float(levels[0]), float(size)]
+    if cost in OF_EXECUTOR:
+        return of_executor
+    hops = sum(depth * nodes for depth, nodes in enumerate(levels))
+    return [*of_executor, float(len(levels) - 1), float(hops)]
+
+
+def fit(rows: list[dict[str, Any]], shape: str, cost: str) -> dict[str, Any]:
+    """Return the coefficients of a cost, and how far predictions are from what was measured."""
+    own = [row for row in rows if row["shape"] == shape]
+    fitted = [row for row in own if row["nodes"] <= FITTED and row[cost] > 0]
+    # Short rounds of few agents may take no tick of the CPU's clock.
+    wanted = np.array([row[cost] for row in fitted]).reshape(-1, 1)
+    width = len(features(FANOUT, shape, cost))
+    matrix = np.array([features(row["nodes"], shape, cost) for row in fitted])
+    matrix = matrix.reshape(-1, width) / wanted
+    best, coefficients = np.inf, np.zeros(width)
+    # The best of all that are not negative: few enough to try each set of those that are not zero.
+    for chosen in itertools.product((False, True), repeat=width):
+        mask = np.array(chosen)
+        if not 0 < mask.sum() <= len(fitted):
+            continue
+        found = np.linalg.lstsq(matrix[:, mask], np.ones(len(fitted)), rcond=None)[0]
+        error = float(np.square(matrix[:, mask] @ found - 1).sum())
+        if (found >= 0).all() and error < best - 1e-12:
+            best, coefficients = error, np.zeros(width)
+            coefficients[mask] = found
+    predicted = {
+        row["nodes"]: float(np.dot(features(row["nodes"], shape, cost), coefficients))
+        for row in own
+    }
+    errors = {row["nodes"]: predicted[row["nodes"]] / row[cost] - 1 for row in own if row[cost] > 0}
+    return {"coefficients": coefficients.tolist(), "predicted": predicted, "errors": errors}
+
+
+def show(rows: list[dict[str, Any]], models: dict[str, Any]) -> None:
+    """Print the table, and how well larger sizes were predicted."""
+    for cost, what in COSTS.items():
+        print(f"\n{what}")
+        for row in rows:
+            model = models[row["shape"]][cost]
+            error = model["errors"].get(row["nodes"], float("nan"))
+            kind = "fitted" if row["nodes"] <= FITTED else "predicted"
+            verdict = "" if kind == "fitted" else (" within" if abs(error) <= GOAL else " beyond")
+            verdict += f" {GOAL:.0%}" if verdict else ""
+            print(
+                f"  {row['nodes']:>6} nodes, {row['shape']}: {row[cost]:10.5f}   "
+                f"{kind} {model['predicted'][row['nodes']]:10.5f} ({error:+.0%}){verdict}"
+            )
+
+
+if __name__ == "__main__":
+    main()
