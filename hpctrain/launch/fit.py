@@ -304,10 +304,11 @@ def _begin(
         from hpctrain.launch.precheck import warn_of_limits
         from hpctrain.launch.slurm import submit_job
 
-        if warns:
-            warn_of_limits(request, submission.plan)
         write_plan_and_spec(submission)
         submit_job(submission)
+        if warns:
+            # The job is on its way meanwhile.
+            warn_of_limits(request, submission.plan)
         return
     write_plan_and_spec(submission)
     if in_background:

@@ -140,3 +140,27 @@ def test_a_child_of_a_rank_starts_its_ranks_on_its_machine(
     monkeypatch.setattr(environ, "in_rank", lambda: True)
     fit.fit(launchers.request)
     assert launchers.called == ["prepare local", "run_here"]
+
+
+def test_a_job_does_not_wait_for_warnings_of_its_limits(
+    launchers: Launchers, monkeypatch: pytest.MonkeyPatch
+):
+    order: list[str] = []
+    for module, name in (
+        ("fit", "write_plan_and_spec"),
+        ("slurm", "submit_job"),
+        ("precheck", "warn_of_limits"),
+    ):
+        # Of its arguments none is looked at.
+        monkeypatch.setattr(
+            f"hpctrain.launch.{module}.{name}", lambda *_, name=name: order.append(name)
+        )
+    submission: Any = SimpleNamespace(
+        request=SimpleNamespace(paths=launchers.paths, run_config=RunConfig(name="run", verbose=0)),
+        plan=SimpleNamespace(launcher="slurm"),
+    )
+    begin = partial(fit._begin, submission, [], in_background=False, slot=None, before=None)
+    begin(warns=True)
+    assert order == ["write_plan_and_spec", "submit_job", "warn_of_limits"]
+    begin(warns=False)
+    assert order[3:] == ["write_plan_and_spec", "submit_job"]
