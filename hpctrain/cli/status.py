@@ -32,10 +32,14 @@ def status(
         damage = view.status.damage or live_view.problem or None
         print_json({**view.to_json(), **live_view.to_json(), "damage": damage})
     else:
-        print(render_view(view, live_view))
+        from hpctrain.cli.list_runs import width_of_output
+
+        print(render_view(view, live_view, width=width_of_output()))
 
 
-def render_view(view: RunView, live_view: LiveView | None = None) -> str:
+def render_view(
+    view: RunView, live_view: LiveView | None = None, *, width: int | None = None
+) -> str:
     """Return the state of a run as text. Pure, except for the time of day.
 
     Parameters
@@ -44,8 +48,11 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
         The run.
     live_view
         What it does now; None leaves that out.
+    width
+        Columns of the terminal; None for a program, which is given the lines as they are.
     """
     from hpctrain.cli.run_view import format_age
+    from hpctrain.cli.why import wrap
     from hpctrain.host_list import compress_hosts
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_elapsed, one_line
@@ -96,9 +103,11 @@ def render_view(view: RunView, live_view: LiveView | None = None) -> str:
         rows.append(("damaged", live_view.problem))
     if view.next_step is not None:
         rows.append(("next", view.next_step))
-    lines = [f"{key:<{_KEY_WIDTH}}{value}" for key, value in rows]
-    indented = "\n".join(lines).replace("\n", "\n  ")
-    return show_controls(f"{view.name}: {view.shown_state}{phase}\n  {indented}")
+    # Escaped first: an escaped character is longer, and is to fit, too.
+    lines = wrap("", show_controls(f"{view.name}: {view.shown_state}{phase}"), width)
+    for key, value in rows:
+        lines += wrap(f"  {key:<{_KEY_WIDTH}}", show_controls(value), width)
+    return "\n".join(lines)
 
 
 def _explain_wait(view: RunView) -> str:

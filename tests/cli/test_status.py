@@ -17,9 +17,140 @@ import pytest
 
 from hpctrain.cli.run_view import RunView
 from hpctrain.cli.status import render_view
+from hpctrain.rundir.live_view import LiveView
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import RunStatus
+from hpctrain.rundir.status import RunStatus, write_status
 from tests.cli.conftest import HPCTRAIN
+from tests.cli.live_views import NOW, large_view
+
+GOLDEN = Path(__file__).parent / "golden"
+_AT_WORK = large_view()
+_STARTED = {"launcher": "slurm", "attempt": 1, "world_size": 8, "started_at": NOW - 3725}
+CASES: dict[str, tuple[RunView, LiveView | None]] = {
+    "at work": (
+        RunView(
+            name=_AT_WORK.name,
+            path=_AT_WORK.path,
+            state="running",
+            live=True,
+            status=_AT_WORK.status,
+            reports=1200,
+            reported_at=_AT_WORK.reported_at,
+            metrics=_AT_WORK.metrics,
+        ),
+        _AT_WORK,
+    ),
+    "waits": (
+        RunView(
+            name="waits",
+            path=Path("/scratch/project_465000000/somebody/hpctrain_runs/waits"),
+            state="submitted",
+            live=True,
+            status=RunStatus(
+                name="waits",
+                state=RunState.SUBMITTED,
+                launcher="slurm",
+                job_id="412",
+                started_at=NOW - 60,
+            ),
+            job_state="PENDING",
+            job_reason="QOSMaxWallDurationPerJobLimit",
+            next_step="hpctrain attach waits   follows it",
+        ),
+        None,
+    ),
+    "failed": (
+        RunView(
+            name="llama",
+            path=Path("/scratch/project_465000000/somebody/hpctrain_runs/llama"),
+            state="failed",
+            live=False,
+            status=RunStatus(
+                name="first-llama",
+                state=RunState.FAILED,
+                nodes=tuple(f"n{number}" for number in range(1, 20, 2)),
+                job_id="413",
+                error="rank 3 on n7 failed: RuntimeError: Expected all tensors to be on the same "
+                "device, but found at least two devices, cuda:0 and cpu!\n"
+                "train.py:44, in train: loss = model(batch)\x1b[2J",
+                ended_at=NOW - 90,
+                **_STARTED,
+            ),
+            reports=7,
+            reported_at=NOW - 300,
+            metrics={f"validation/metric_{number}": number / 3 for number in range(8)},
+            checkpoint=Path("/scratch/project_465000000/somebody/hpctrain_runs/llama/000120"),
+            next_step="python train.py   resumes from 000120",
+        ),
+        None,
+    ),
+    "lost, damaged": (
+        RunView(
+            name="r" * 70,
+            path=Path("/runs/r"),
+            state="lost",
+            live=False,
+            status=RunStatus(
+                name="r" * 70,
+                state=RunState.RUNNING,
+                owner_pid=4711,
+                owner_host="login1",
+                damage="status.json is damaged: it ends in the middle of an object, after 4096 "
+                "bytes",
+                **{**_STARTED, "launcher": "local"},
+            ),
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_text_fits_the_terminal_and_is_as_in_the_golden_file(
+    width: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW)
+    text = "".join(
+        f"== {name}\n{render_view(*case, width=width)}\n" for name, case in CASES.items()
+    )
+    assert max(map(len, text.splitlines())) <= width
+    golden = GOLDEN / f"status-{width}.txt"
+    if request.config.getoption("rewrite_golden"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_program_gets_each_value_in_one_piece(case: tuple[RunView, LiveView | None]) -> None:
+    view = case[0]
+    text = render_view(*case)
+    assert "\x1b" not in text
+    for value in (view.status.last_restart, view.next_step, view.status.damage):
+        assert (value or "") in text
+
+
+def test_the_command_takes_the_width_of_the_terminal(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "hpctrain_runs" / "bad")
+    paths.root.mkdir(parents=True)
+    paths.plan.write_text("{}")
+    error = "rank 1 failed: " + "ValueError: no " * 12
+    status = RunStatus(name="bad", state=RunState.FAILED, launcher="local", error=error)
+    write_status(paths, status)
+    argv, environ = [*HPCTRAIN, "status", "bad"], {**os.environ, "PYTHONPATH": os.getcwd()}
+    shown = {}
+    for columns in ("80", "120", ""):
+        done = subprocess.run(
+            argv,
+            cwd=tmp_path,
+            env={**environ, "COLUMNS": columns},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        shown[columns] = [line for line in done.stdout.splitlines() if "ValueError" in line]
+    assert [len(shown[columns]) for columns in ("80", "120", "")] == [4, 2, 1]
 
 
 def test_a_finished_run_shows_its_progress_and_no_next_step(done: Any) -> None:
@@ -58,7 +189,7 @@ def test_a_failed_run_shows_the_error_and_how_to_go_on(done: Any) -> None:
     assert "ValueError: the loss is gone" in view["error"]
     assert view["next"] == "python train.py --name bad --fail-at 1   begins it again"
     text = done("status", "bad").stdout
-    assert "ValueError: the loss is gone" in text
+    assert "ValueError: the loss is gone" in " ".join(text.split())
 
 
 def test_a_name_is_looked_up_in_storage_and_a_directory_is_taken_as_it_is(done: Any) -> None:

@@ -70,7 +70,9 @@ class Shell:
         path = f"{self.venv}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         wheel = ["PIP_NO_INDEX=1", f"PIP_FIND_LINKS={self.venv}/dist"]
         quiet = ["PIP_DISABLE_PIP_VERSION_CHECK=1", "PIP_ROOT_USER_ACTION=ignore", "PIP_QUIET=1"]
-        hidden = [f"--unset={name}" for name in os.environ if re.match("PYTHON|HPCTRAIN|COL", name)]
+        names = [name for name in os.environ if re.match("PYTHON|HPCTRAIN", name)]
+        # readline, which pytest imports, sets these two behind the back of os.environ.
+        hidden = [f"--unset={name}" for name in (*names, "COLUMNS", "LINES")]
         return [*hidden, f"HOME={self.home}", f"PATH={path}", "TERM=xterm", *wheel, *quiet]
 
 
