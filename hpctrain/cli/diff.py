@@ -51,13 +51,16 @@ def diff(
 def render(
     first: Path, second: Path, differences: Sequence[Difference], *, width: int | None
 ) -> str:
-    """Return the differences as text: in one line where it fits, else in three. Pure.
+    """Return the differences as text: each in one line, or in three and more where it is too long.
+
+    Pure.
 
     Parameters
     ----------
     width
         Columns of the terminal; None for a program.
     """
+    from hpctrain.cli.why import wrap
     from hpctrain.printable import show_controls
 
     lines = [f"- {first}", f"+ {second}"]
@@ -66,7 +69,9 @@ def render(
         if width is None or len(line) <= max(width, _NARROWEST):
             lines.append(line)
         else:
-            lines += [f"{found.field}:", f"  - {found.first}", f"  + {found.second}"]
+            lines.append(f"{found.field}:")
+            for key, value in (("  - ", found.first), ("  + ", found.second)):
+                lines += wrap(key, value, width) or [key.rstrip()]
     if not differences:
         lines.append("no difference but name, place and time")
     return show_controls("\n".join(lines))

@@ -16,6 +16,7 @@ from hpctrain.launch.run_diff import Difference
 from tests.cli.test_json_output import check
 from tests.processes import run_python
 
+GOLDEN = Path(__file__).parent / "golden"
 SCRIPT = """
 import sys
 
@@ -117,6 +118,45 @@ def test_what_is_too_long_for_a_line_takes_three() -> None:
     assert text.splitlines()[2:5] == ["argv:", f"  - {'x' * 30}", f"  + {'y' * 30}"]
     assert "\x1b" not in text
     assert len(render(Path("a"), Path("b"), found, width=None).splitlines()) == 4
+
+
+CASES: dict[str, list[Difference]] = {
+    "no difference": [],
+    "short and long values": [
+        Difference(field="config.lr", first="0.1", second="0.2"),
+        Difference(field="config.warmup_steps", first="100", second="-"),
+        Difference(
+            field="argv",
+            first="train.py --data /scratch/data/imagenet --epochs 90 --seed 1",
+            second="train.py --data /scratch/data/imagenet --epochs 90 --seed 17",
+        ),
+        Difference(
+            field="site",
+            first="/scratch/sites/alps-cpu-long-jobs.toml",
+            second="/scratch/sites/alps-gpu-long-jobs.toml",
+        ),
+        Difference(field="description", first="", second="words " * 20),
+        Difference(
+            field="error",
+            first="-",
+            second="rank 3 on node7 failed: RuntimeError: Expected all tensors to be on the same "
+            "device, but found at least two devices\x1b[2J",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_text_is_as_in_the_golden_file(width: int, request: pytest.FixtureRequest) -> None:
+    runs = [Path(f"/scratch/project_465000000/somebody/hpctrain_runs/{name}") for name in "ab"]
+    text = "".join(
+        f"== {name}\n{render(*runs, found, width=width)}\n" for name, found in CASES.items()
+    )
+    golden = GOLDEN / f"diff-{width}.txt"
+    if request.config.getoption("rewrite_golden"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_what_is_no_run_is_refused(runs: Path) -> None:
