@@ -41,9 +41,12 @@ def profile(
     https://ui.perfetto.dev.
     """
     from hpctrain.cli.exit_codes import say
+    from hpctrain.cli.list_runs import width_of_output
     from hpctrain.cli.stored_runs import find_run
+    from hpctrain.cli.why import wrap
     from hpctrain.errors import LaunchError
     from hpctrain.launch.profile import profile_run
+    from hpctrain.printable import show_controls
 
     paths = find_run(run, storage)
     numbers = _parse_ranks(ranks)
@@ -57,7 +60,8 @@ def profile(
         timeout_s=timeout,
         on_asked=lambda: say(f"asked {paths.root.name} for traces; waiting for them"),
     )
-    print(f"{found.path}: rank {', '.join(map(str, found.ranks))}. Open it in ui.perfetto.dev")
+    written = f"{found.path}: rank {', '.join(map(str, found.ranks))}. Open it in ui.perfetto.dev"
+    print("\n".join(wrap("", show_controls(written), width_of_output())))
     if found.failed:
         raise LaunchError(
             "without "
