@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hpctrain.cli.main import app
 from hpctrain.plan.site import load_site
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 from tests.clusters import own_cluster
+from tests.slurm.test_site_profile import DATE, GOLDEN, LARGE
 
 SCRIPT = """
 import sys
@@ -40,6 +43,19 @@ def on(login: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LOADEDMODULES", "gcc/12.2:it's \\ odd")
     (login.path / "job.py").write_text(SCRIPT)
     return login
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_a_profile_is_toml_which_no_terminal_wraps(
+    columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its text is that of the golden file of tests/slurm, whatever the width.
+    monkeypatch.setattr("hpctrain.slurm.site_facts.query_site", lambda partition: LARGE)
+    monkeypatch.setattr("time.strftime", lambda _: DATE)
+    ended = CliRunner().invoke(app, ["site", "probe"], env={"COLUMNS": columns})
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout == (GOLDEN / "site-gpu.toml").read_text()
+    assert max(map(len, ended.stdout.splitlines())) > 80
 
 
 @pytest.mark.slurm
