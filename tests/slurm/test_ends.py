@@ -19,6 +19,7 @@ from hpctrain.slurm.output import Job
         ("FAILED", "0:11", "SIGSEGV"),
         ("FAILED", "66:0", "does not see a directory"),
         ("FAILED", "200:0", "ended with 200"),
+        ("FAILED", "0:53", "could not open the job's log.*the script never began"),
         ("FAILED", "53:0", "ended with 53"),
         ("DEADLINE", "0:0", "--deadline"),
         ("BOOT_FAIL", "0:0", "did not boot"),
