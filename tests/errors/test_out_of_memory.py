@@ -14,9 +14,11 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.control.memory import MemoryCgroup
+from hpctrain.slurm.why import Explanation, explain_job
 from hpctrain.testing.slurm import VirtualCluster
 from tests.clusters import cluster_with_limits
 from tests.processes import run_python
+from tests.waiting import wait_until
 
 LIMIT_MIB = 300
 
@@ -212,3 +214,29 @@ def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node
     said = (tmp_path / "run/logs/1/launcher.out").read_text()
     assert re.search(r"task 2: Out Of Memory", said)
     assert re.search(r"Detected 1 oom.kill event", said)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("ends_with", ["its own", "the hog's"])
+def test_a_job_that_used_more_memory_than_it_has_says_so_when_asked_why(
+    limited_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch, ends_with: str
+) -> None:
+    hog = "python3 -c 'bytearray(b\"x\") * 2**30'"
+    # A script that goes on after the kernel has killed its command ends with 0.
+    script = f"{hog}; true" if ends_with == "its own" else hog
+    options = ["--parsable", f"--mem={LIMIT_MIB}M", "--output=/dev/null", f"--wrap={script}"]
+    submitted = limited_slurm.run_on("head", ["sbatch", *options])
+    assert submitted.returncode == 0, submitted.stderr
+    for name, value in limited_slurm.environ.items():
+        monkeypatch.setenv(name, value)
+
+    def look() -> Explanation | None:
+        answer = explain_job(submitted.stdout.strip(), is_run=False)
+        return answer if answer.job.is_final else None
+
+    answer = wait_until(look, "its end", interval_s=0.2, timeout_s=60)
+    assert answer is not None
+    assert answer.job.state == "OUT_OF_MEMORY", answer
+    assert answer.job.exit_code == "0:125"
+    assert answer.meaning.startswith("a process used more memory than the job has on its node")
+    assert "sbatch --mem" in answer.step
