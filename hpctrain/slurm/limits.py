@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from hpctrain.slurm.cluster_output import LimitRecord
 from hpctrain.slurm.output import Job
 
-# As in "QOSMaxCpuPerUserLimit" and "AssocGrpCPURunMinutesLimit", of squeue(1).
+# As in "QOSMaxCpuPerUserLimit" and "AssocGrpCPURunMinutesLimit", of squeue(1). Those of a QOS for
+# each account do not say QOS: "MaxCpuPerAccount".
 _REASON = re.compile(
-    r"(?P<kind>QOS|Assoc)(?P<scope>Grp|Max|Min)"
+    r"(?P<kind>QOS|Assoc|(?=Max\w+PerAccount))(?P<scope>Grp|Max|Min)"
     r"(?P<what>cpu|mem(?:ory)?|node|gres|billing|jobs?|wall(?:duration)?)"
     r"(?P<minutes>runminutes|minutes)?(?P<per>perjob|pernode|peruser|peraccount|notsatisfied)?"
     r"(?:limit)?",
@@ -110,7 +111,7 @@ def find_limit(job: Job, records: Sequence[LimitRecord]) -> Limit | None:
     found = _REASON.match(job.reason)
     if found is None:
         return None
-    kind = "QOS" if found["kind"] == "QOS" else "association"
+    kind = "association" if found["kind"] == "Assoc" else "QOS"
     resource = _resource(found["what"].lower(), job)
     name = _limit_name(found, kind, resource)
     wanted = "" if resource in ("time", "jobs") and "TRES" not in name else resource

@@ -135,7 +135,7 @@ def _find_limit(job: Job) -> Limit | None:
     if job.reason.startswith("Partition"):
         # A job in several partitions waits for the one that is named first.
         return find_partition_limit(job, _ask_record("partition", job.partition.split(",")[0]))
-    if not job.reason.startswith(("QOS", "Assoc")):
+    if not re.match(r"QOS|Assoc|Max\w+PerAccount", job.reason):
         return None
     # Where the site hides them (PrivateData) there are none, and the reason alone has to do.
     facts = query_limits(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from hpctrain.slurm.cluster_output import LimitRecord
-from hpctrain.slurm.limits import find_exceeded, records_of
+from hpctrain.slurm.limits import find_exceeded, find_limit, records_of
 from hpctrain.slurm.output import Job
 
 JOB = Job(job_id="", state="PENDING", time_limit="01:00:00", tres={"cpu": "8"}, num_nodes=1)
@@ -84,3 +84,13 @@ def test_the_limit_that_decides_is_the_first_in_order(
     records: list[LimitRecord], names: dict[str, str], found: list[str]
 ):
     assert exceeded(records, **names) == found
+
+
+@pytest.mark.parametrize("kind", ["Cpu", "CPU"])
+def test_a_limit_for_each_account_is_one_of_a_qos_though_its_reason_does_not_say_so(kind: str):
+    job = Job(job_id="7", state="PENDING", reason=f"Max{kind}PerAccount", tres={"cpu": "8"})
+    records = [account("lab", MaxTRESPA="cpu=2"), qos("long", MaxTRESPA="cpu=4(4)")]
+    limit = find_limit(job, records)
+    assert limit is not None
+    assert limit.text.startswith("QOS 'long': 4 CPUs for each account at a time")
+    assert limit.is_beyond_job

@@ -42,8 +42,16 @@ _LIMITS = (
     "add user root account=crowded,tight,spent",
     "add user root account=narrow maxjobs=1",
     "add user root account=hasty maxwall=1",
+    "add qos pernode maxtrespernode=cpu=2",
+    "add qos cpuminutes maxtresminsperjob=cpu=10",
+    "add qos peraccount maxtresperaccount=cpu=2",
+    "add account usedup cluster=hpctrain grptresmins=cpu=0",
+    "add account patient cluster=hpctrain",
+    "add user root account=usedup",
+    "add user root account=patient maxtresmins=cpu=10",
+    "add resource name=solver server=flex count=1 type=license cluster=hpctrain percentallowed=100",
     "modify user root set qos+=brief,small,onenode,little,nogpu,minimum,peruser,single,together,"
-    "gone,closed",
+    "gone,closed,pernode,cpuminutes,peraccount",
 )
 _LONG = "sleep 300"
 
@@ -248,6 +256,50 @@ CASES = {
         "never",
         r"QOS 'brief': 00:01:00 for a job at most",
     ),
+    "CPUs on a node": Case(
+        ("--qos=pernode", "--nodes=1", "--ntasks=4"),
+        "QOSMaxCpuPerNode",
+        "never",
+        r"QOS 'pernode': 2 CPUs for a node at most. The job asks for 4",
+    ),
+    "CPUs for an account, some in use": Case(
+        ("--qos=peraccount", "--ntasks=2"),
+        "MaxCpuPerAccount",
+        "waits",
+        r"QOS 'peraccount': 2 CPUs for each account at a time[^$]*asks for 2",
+        occupant=("--qos=peraccount", "--ntasks=2"),
+    ),
+    "CPUs for an account, too many": Case(
+        ("--qos=peraccount", "--ntasks=3"),
+        "MaxCpuPerAccount",
+        "never",
+        r"QOS 'peraccount': 2 CPUs for each account at a time[^$]*asks for 3[^$]*--ntasks",
+    ),
+    "CPU minutes for a job": Case(
+        ("--qos=cpuminutes", "--time=20"),
+        "QOSMaxCpuMinutesPerJobLimit",
+        "never",
+        r"QOS 'cpuminutes': 10 minutes of CPU for a job in all. The job asks for 20",
+    ),
+    "CPU minutes for a job in an account": Case(
+        ("--account=patient", "--time=20"),
+        "AssocMaxCpuMinutesPerJobLimit",
+        "never",
+        r"user 'root' in account 'patient': 10 minutes of CPU for a job in all[^$]*asks for 20",
+    ),
+    "CPU minutes of an account, used up": Case(
+        ("--account=usedup", "--time=5"),
+        "AssocGrpCPUMinutesLimit",
+        "admin",
+        r"account 'usedup': 0 minutes of CPU in all[^$]*sacctmgr show associations",
+    ),
+    "licenses": Case(
+        ("--licenses=solver@flex:1",),
+        "Licenses",
+        "waits",
+        "licenses that it needs are in use",
+        occupant=("--licenses=solver@flex:1",),
+    ),
     "begin": Case(("--begin=now+1hour",), "BeginTime", "waits", "before a given time"),
     "drained node": Case(
         ("--nodelist=node3",), r"ReqNodeNotAvail.*", "admin", r"node3 is drained: new disk"
@@ -307,6 +359,56 @@ def test_a_dependency_names_the_job_and_one_that_cannot_be_met_never_starts(
         assert answer.verdict.value == "never"
     finally:
         on_head(in_cluster, "scancel", second)
+
+
+def test_a_task_of_an_array_waits_for_the_others(in_cluster: VirtualCluster) -> None:
+    array = submit(in_cluster, "--array=1-2%1")
+    try:
+        answer = wait_for_reason(f"{array}_2", "JobArrayTaskLimit")
+        assert answer.verdict.value == "waits"
+        assert "tasks of its array" in answer.meaning
+    finally:
+        on_head(in_cluster, "scancel", array)
+
+
+def test_a_reservation_that_has_not_begun_is_waited_for(in_cluster: VirtualCluster) -> None:
+    later = ("StartTime=now+2hours", "Duration=60", "Nodes=node1", "Users=root")
+    on_head(in_cluster, "scontrol", "create", "reservation", "ReservationName=later", *later)
+    try:
+        job = submit(in_cluster, "--reservation=later", "--time=5")
+        try:
+            answer = wait_for_reason(job, "Reservation")
+        finally:
+            on_head(in_cluster, "scancel", job)
+    finally:
+        # Slurm lets none go that jobs wait for.
+        on_head(in_cluster, "scontrol", "delete", "ReservationName=later")
+    assert answer.verdict.value == "waits"
+    assert "has not begun" in answer.meaning
+
+
+def test_a_partition_that_takes_no_more_jobs_starts_none(in_cluster: VirtualCluster) -> None:
+    on_head(in_cluster, "scontrol", "create", "PartitionName=closing", "Nodes=node2")
+    job = submit(in_cluster, "--partition=closing", "--begin=now+2")
+    try:
+        on_head(in_cluster, "scontrol", "update", "PartitionName=closing", "State=INACTIVE")
+        answer = wait_for_reason(job, "PartitionInactive")
+        assert answer.verdict.value == "admin"
+        assert answer.details == ["partition 'closing' is INACTIVE"]
+    finally:
+        on_head(in_cluster, "scancel", job)
+
+
+def test_a_job_that_is_queued_again_and_held_says_how_it_goes_on(
+    in_cluster: VirtualCluster,
+) -> None:
+    job = submit(in_cluster, "--requeue", command="scontrol requeuehold $SLURM_JOB_ID; sleep 300")
+    try:
+        answer = wait_for_reason(job, "job_requeued_in_held_state")
+        assert answer.verdict.value == "held"
+        assert f"scontrol release {job}" in answer.step
+    finally:
+        on_head(in_cluster, "scancel", job)
 
 
 def test_a_qos_that_is_gone_never_starts_a_job(in_cluster: VirtualCluster) -> None:
