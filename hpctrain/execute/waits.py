@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.execute.left_behind import list_ranks
 from hpctrain.execute.progress import Progress
+from hpctrain.execute.tree_waits import place_in_trees, waits_in_trees
 from hpctrain.frames import innermost_user_frame
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
@@ -99,8 +100,8 @@ def _explain_by_stacks(progress: Progress, places: dict[int, str]) -> tuple[str,
 
 def _place(progress: Progress, rank: int) -> str:
     """Return where a rank is: its line of the training function, if it is known."""
-    in_function = progress.phase(rank) == "training"
-    place = innermost_user_frame(progress.stacks.get(rank, "")) if in_function else ""
+    stack = progress.stacks.get(rank, "") if progress.phase(rank) == "training" else ""
+    place = innermost_user_frame(stack) or place_in_trees(stack)
     if rank in progress.returned():
         return f"returned after report {progress.reports(rank)}"
     return place or progress.describe(rank)
@@ -108,8 +109,11 @@ def _place(progress: Progress, rank: int) -> str:
 
 def rank_waits(progress: Progress, rank: int) -> bool:
     """Return whether a rank waits for others, by all that is known of it. Not collective."""
+    stack = progress.stacks.get(rank, "")
     native = main_thread_as_seen(progress.seen.get(rank, ""))
-    return waits_for_others(progress.stacks.get(rank, "")) or waits_for_others(native)
+    if waits_for_others(stack) or waits_for_others(native):
+        return True
+    return waits_in_trees(stack, native)
 
 
 def waits_for_others(stack: str) -> bool:

@@ -77,3 +77,14 @@ def make_fit(
         return trainer(**{**arguments, **changes}).fit()
 
     return fit
+
+
+def hangs(storage: Path) -> RunConfig:
+    """Return how a run on this machine is looked after of which a rank hangs."""
+    return RunConfig(
+        storage_path=storage,
+        name="hangs",
+        verbose=0,
+        launcher="local",
+        failure_config=FailureConfig(hang_timeout_s=3),
+    )
