@@ -20,13 +20,23 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain import (
-    DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SlurmConfig,
+    Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, SlurmConfig,
 )
 
 
 def train(config):
     import helper
 
+    if config["waits"]:
+        kept = hpctrain.get_checkpoint()
+        if kept is None:
+            hpctrain.report({"value": helper.VALUE}, Checkpoint.from_dict({"step": 1}))
+            # The job is taken away, or asked to leave.
+            while not hpctrain.should_stop():
+                time.sleep(0.05)
+            return
+        hpctrain.report({"value": f"again {helper.VALUE}"})
+        return
     edit = config["edit"]
     if edit and hpctrain.get_checkpoint() is None and not Path("edited").exists():
         Path("edited").touch()
@@ -39,7 +49,7 @@ if __name__ == "__main__":
     launcher, snapshot, edit, *sbatch_args = sys.argv[1:]
     DataParallelTrainer(
         train,
-        train_loop_config={"edit": edit},
+        train_loop_config={"edit": edit, "waits": edit == "waits"},
         scaling_config=ScalingConfig(
             num_workers=1, slurm=SlurmConfig(time="5", sbatch_args=sbatch_args)
         ),
@@ -97,3 +107,32 @@ def test_a_job_that_waited_runs_what_was_submitted(
     assert released.returncode == 0, released.stderr
     wait_until(lambda: (place / "runs" / "run" / "metrics.jsonl").exists(), "a report")
     assert value(place) == expected
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("option", "leave"),
+    [
+        ("--requeue", ("scontrol", "requeue")),
+        ("--no-requeue", ("scancel", "--signal=USR2")),
+    ],
+    ids=["queued again", "next job of a chain"],
+)
+def test_a_later_job_of_a_run_imports_what_was_submitted(
+    place: Path,
+    virtual_slurm: VirtualCluster,
+    option: str,
+    leave: tuple[str, ...],
+) -> None:
+    run = place / "runs" / "run"
+    start(place, "slurm", "True", "waits", option, environ=dict(virtual_slurm.environ))
+    wait_until((run / "checkpoints" / "000001").exists, "a checkpoint")
+    (place / "helper.py").write_text(EDITED)
+    first = Result.from_path(run).status.job_id
+    assert first is not None
+    asked = virtual_slurm.run_on("head", [*leave, first])
+    assert asked.returncode == 0, asked.stderr
+    assert value(place) == "again as it was"
+    attempts = Result.from_path(run).attempts
+    assert len(attempts) == 2
+    assert (Result.from_path(run).status.job_id == first) is (option == "--requeue")
