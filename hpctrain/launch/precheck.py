@@ -45,7 +45,8 @@ def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
         qos=ask.qos,
         timeout_s=timeouts.PRECHECK_S,
     )
-    if has_limits(r for r in facts.records if r.kind == "QOS"):
+    of_qos = [record for record in facts.records if record.kind == "QOS"]
+    if ask.qos not in [record.name for record in of_qos] and has_limits(of_qos):
         # Those of a QOS win over the association's, and which QOS is the default one, only the
         # accounting database knows.
         facts = replace(facts, limits=())

@@ -43,6 +43,22 @@ if __name__ == "__main__":
     ).fit()
 """
 
+SUBMITTED = """
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig
+
+
+def train():
+    pass
+
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2, slurm=SlurmConfig(SLURM)),
+        run_config=RunConfig(storage_path="runs", name="warned", launcher="slurm"),
+    ).submit()
+"""
+
 
 def doctor(cluster: VirtualCluster, *words: str, cwd: Path, code: int, as_json: bool = True) -> Any:
     argv = [*HPCTRAIN, "doctor", *(["--json"] if as_json else []), *words]
@@ -195,6 +211,9 @@ def strict() -> Iterator[VirtualCluster]:
         "add qos brief maxwall=1",
         "add qos single maxsubmitjobsperuser=0",
         "modify user root set qos+=brief",
+        "add account hasty cluster=hpctrain",
+        "add user root account=hasty maxwall=1",
+        "add user daemon account=hpctrain",
     )
     with own_cluster(spec, *accounting) as cluster:
         yield cluster
@@ -221,6 +240,73 @@ def test_what_accounting_refuses_is_found_before_it_is_submitted(
     told = doctor(strict, *options, cwd=shared, code=3)
     assert said in what(told, "error")
     assert "no probe job" in what(told, "note")
+
+
+@pytest.fixture
+def reservations(strict: VirtualCluster) -> Iterator[None]:
+    """One node for this user and ten minutes, and one for another user."""
+    whose = {"mine": "root", "theirs": "daemon"}
+    try:
+        for (name, user), node in zip(whose.items(), strict.node_names, strict=True):
+            words = f"ReservationName={name} Users={user} Nodes={node} StartTime=now Duration=10"
+            made = strict.run_on("head", ["scontrol", "create", "reservation", *words.split()])
+            assert made.returncode == 0, made.stdout + made.stderr
+        yield
+    finally:
+        for name in whose:
+            strict.run_on("head", ["scontrol", "delete", f"ReservationName={name}"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the cluster's user is root")
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        (
+            "reservation='mine', time='5', nodes=2",
+            "reservation 'mine' has 1 node, and 2 are needed",
+        ),
+        (
+            "reservation='mine', time='20', nodes=1",
+            "reservation 'mine' lasts 00:10:00, and the job asks for 00:20:00",
+        ),
+        (
+            "reservation='theirs', time='5', nodes=1",
+            "reservation 'theirs' is not for user 'root'",
+        ),
+        ("reservation='none', time='5', nodes=1", "there is no reservation 'none'"),
+    ],
+    ids=["nodes", "time", "user", "name"],
+)
+def test_a_reservation_that_is_too_small_or_of_another_user_is_an_error(
+    strict: VirtualCluster, shared: Path, reservations: None, slurm: str, said: str
+) -> None:
+    (shared / "train.py").write_text(SUBMITTED.replace("SLURM", slurm))
+    told = doctor(strict, "train.py", cwd=shared, code=3)
+    assert said in what(told, "error")
+    assert "no probe job" in what(told, "note")
+
+
+def test_a_submission_beyond_a_limit_of_its_association_warns_that_it_may_never_start(
+    strict: VirtualCluster, shared: Path
+) -> None:
+    # Of the default QOS Slurm's controller does not say whether it lifts the association's limits.
+    slurm = "time='5', account='hasty', qos='normal', sbatch_args=['--hold']"
+    (shared / "train.py").write_text(SUBMITTED.replace("SLURM", slurm))
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=shared,
+        env={**os.environ, **strict.environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        warned = [line for line in done.stderr.splitlines() if "it may never start" in line]
+        assert len(warned) == 1, done.stderr
+        assert "user 'root' in account 'hasty': 00:01:00 for a job at most" in warned[0]
+    finally:
+        strict.run_on("head", ["scancel", "--name=warned"])
 
 
 def test_a_storage_that_nodes_do_not_see_is_found_by_the_probe(

@@ -64,6 +64,9 @@ def test_where_a_qos_may_lift_it_nothing_is_said(
     qos = LimitRecord(kind="QOS", name="long", fields={"MaxWallPJ": "120"})
     facts["records"] = [BRIEF, qos]
     assert warned(capfd, time="60") == ""
+    assert warned(capfd, time="60", qos="unknown") == ""
+    # One that is named is known.
+    assert "00:30:00" in warned(capfd, time="60", qos="long")
     facts["records"] = [BRIEF, LimitRecord(kind="QOS", name="normal", fields={"MaxWallPJ": ""})]
     assert "00:30:00" in warned(capfd, time="60")
 
