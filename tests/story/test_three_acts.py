@@ -127,6 +127,12 @@ def test_three_acts(cluster: VirtualCluster, home: Path, request: pytest.Fixture
     assert "never called it: three_acts.py:44, in train\n" in said
     acts.append(author.act())
 
+    # The page says that a day later it is still there to read; it does not show it again.
+    later = author("hpctrain why acts")
+    assert re.match(r"acts: failed(, job \d+|\n)", later)
+    assert verdict_of(said) == verdict_of(later)
+    author.transcript.clear()
+
     # After it ended: an administrator takes the job's place, it goes on by itself, and its page
     # tells where the time went.
     author.edit(
@@ -169,6 +175,15 @@ def test_three_acts(cluster: VirtualCluster, home: Path, request: pytest.Fixture
             browser.photograph(SHOWN / "report.png")
     finally:
         browser.close()
+
+
+def verdict_of(text: str) -> str:
+    """Return the sentence that says where ranks wait, and which have never come, in one line."""
+    (found,) = re.findall(
+        r"Rank 0 waits in all_reduce #\d+ .*? never called it: three_acts\.py:44, in train\b",
+        " ".join(text.split()),
+    )
+    return str(found)
 
 
 def words(text: str) -> list[str]:
