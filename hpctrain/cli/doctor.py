@@ -185,12 +185,14 @@ def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _finding_to_json(finding: Finding) -> Mapping[str, Any]:
+    ranks = {"ranks": list(finding.ranks)} if finding.ranks else {}
     return {
         "check": finding.check,
         "level": finding.level.value,
         "what": finding.what,
         "why": finding.why,
         "next": finding.step,
+        **ranks,
     }
 
 

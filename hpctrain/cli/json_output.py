@@ -261,6 +261,13 @@ _FINDING = (
     ("what", "string", "what was found"),
     ("why", "string", "why it matters; empty if all is well"),
     ("next", "string", "what to change; empty if there is nothing"),
+    ("ranks?", "array of bound rank", "of the first ``binding``, each rank of the probe"),
+)
+_BOUND_RANK = (
+    ("host", "string", "its node"),
+    ("local_rank", "integer|null", "its number on that node, by Slurm"),
+    ("cpus", "array of integer", "CPUs that it may run on"),
+    ("gpus", "array of string", "GPUs that it sees, as CUDA_VISIBLE_DEVICES names them"),
 )
 _REPORT = (
     _FORMAT,
@@ -465,6 +472,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "attempt": _ATTEMPT,
     "note": _NOTE,
     "finding": _FINDING,
+    "bound rank": _BOUND_RANK,
     "difference": _DIFFERENCE,
     "reported run": _REPORTED_RUN,
     "use": _USE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hpctrain.doctor.finding import Finding, ok, remark, warning
@@ -17,7 +18,7 @@ def check_binding(
     *,
     threads: int,
 ) -> list[Finding]:
-    """Return where CPUs and GPUs of ranks lie badly.
+    """Return where CPUs and GPUs of ranks lie badly. The first finding has those of each rank.
 
     Not collective.
 
@@ -44,10 +45,27 @@ def check_binding(
         ]
         if findings:
             # Nodes of a job are alike: one of them says it for all.
-            return findings
+            break
     if not ranks:
         return [remark("binding", "no rank answered")]
-    return [ok("binding", f"{len(ranks)} ranks: {describe_masks(ranks)}")]
+    if not findings:
+        findings = [ok("binding", f"{len(ranks)} ranks: {describe_masks(ranks)}")]
+    return [replace(findings[0], ranks=_places(ranks)), *findings[1:]]
+
+
+def _places(ranks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return what each rank may use, by node."""
+    # srun prints ranks as they come.
+    in_order = sorted(ranks, key=lambda rank: (rank["host"], int(rank.get("local_rank") or 0)))
+    return tuple(
+        {
+            "host": rank["host"],
+            "local_rank": int(rank["local_rank"]) if rank.get("local_rank") else None,
+            "cpus": list(rank["cpus"]),
+            "gpus": list(rank["gpus"]),
+        }
+        for rank in in_order
+    )
 
 
 def describe_masks(ranks: Sequence[Mapping[str, Any]]) -> str:

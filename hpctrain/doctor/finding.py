@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 class Level(enum.Enum):
@@ -31,6 +32,8 @@ class Finding:
     """Why it matters."""
     step: str = ""
     """What to type, or to change."""
+    ranks: tuple[dict[str, Any], ...] = ()
+    """Of the binding: ``host``, ``local_rank``, ``cpus`` and ``gpus`` of each rank of the probe."""
 
 
 def ok(check: str, what: str) -> Finding:

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from hpctrain.cli.doctor import to_json
+from hpctrain.cli.json_output import schema
 from hpctrain.doctor.binding import check_binding, shorten
 from hpctrain.doctor.finding import Level
 from hpctrain.doctor.machine import describe_hardware, parse_cpu_list
+from tests.cli.test_json_output import check
 
 
 @pytest.fixture
@@ -113,6 +116,26 @@ def test_what_is_bound_where_it_costs_is_a_warning(
 def test_what_is_bound_well_is_no_warning(two_sockets: dict[str, Any], told: list[dict[str, Any]]):
     findings = check_binding(told, {"n1": two_sockets}, threads=2)
     assert [finding.level for finding in findings] == [Level.OK], findings
+
+
+@pytest.mark.parametrize(
+    ("masks", "level"),
+    [(([0, 1], [2, 3], [4, 5]), Level.OK), (([0, 1], [1, 2], [4, 5]), Level.WARNING)],
+)
+def test_the_json_has_the_cpus_of_each_rank(
+    two_sockets: dict[str, Any], masks: tuple[list[int], ...], level: Level
+):
+    told = ranks(*masks, gpus=["MIG-0", "MIG-1", "MIG-2"])
+    # srun prints ranks as they come.
+    findings = check_binding(told[::-1], {"n1": two_sockets}, threads=2)
+    assert findings[0].level is level
+    answer = {"format": 1, **to_json(findings)}
+    check(answer, schema("doctor"))
+    assert answer["findings"][0]["ranks"] == [
+        {"host": "n1", "local_rank": n, "cpus": mask, "gpus": [f"MIG-{n}"]}
+        for n, mask in enumerate(masks)
+    ]
+    assert all("ranks" not in finding for finding in answer["findings"][1:])
 
 
 def test_lists_of_cpus_are_read_and_written():

@@ -103,6 +103,10 @@ def test_a_good_request_is_checked_on_two_nodes_and_leaves_nothing(
     good = {"partition", "nodes", "storage", "versions", "clocks", "imports", "interfaces", "ports"}
     assert {check for check, seen in found.items() if seen == {"ok"}} >= good, told
     assert "ok" in found["MPI"]
+    (ranks,) = [finding["ranks"] for finding in told["findings"] if "ranks" in finding]
+    assert [rank["local_rank"] for rank in ranks] == [0, 1, 0, 1]
+    assert len({rank["host"] for rank in ranks}) == 2
+    assert all(rank["cpus"] for rank in ranks)
     # Nothing of the run, and nothing of the probe.
     assert list((tmp_path / "runs").iterdir()) == []
     queue = virtual_slurm.run_on("head", ["squeue", "--noheader", "--name=hpctrain-doctor"])
