@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from hpctrain.doctor.finding import Finding, error, ok, remark, warning
@@ -10,6 +11,8 @@ from hpctrain.host_list import compress_hosts
 
 _LEAST_SHM = 64 * 2**20
 _LEAST_FILES = 1024
+_LEAST_PROCESSES = 1024
+_LEAST_SPACE = 2**36
 _LEAST_FREE = 2**30
 # File times and certificates tolerate less; logs of two nodes cannot be put in order.
 _MOST_SKEW_S = 1.0
@@ -70,7 +73,7 @@ def check_machines(
         *findings,
         *_check_imports(reports),
         _check_shared_memory(reports),
-        _check_files(reports),
+        *_check_limits(reports),
         _check_interfaces(reports),
         _check_ports(reports),
     ]
@@ -249,26 +252,65 @@ def _check_shared_memory(reports: Sequence[Mapping[str, Any]]) -> Finding:
     return ok("/dev/shm", f"{free / 2**30:.2g} GiB free")
 
 
-def _check_files(reports: Sequence[Mapping[str, Any]]) -> Finding:
-    limits = {report["host"]: report["limits"]["open files"][0] for report in reports}
-    host = min(limits, key=lambda host: limits[host] if limits[host] >= 0 else 2**62)
-    if 0 <= limits[host] < _LEAST_FILES:
-        return warning(
-            "limits",
-            f"a process may have {limits[host]} open files on {host}",
-            why="connections of MPI, shards of datasets and data loaders need more",
-            step="ulimit -n 4096 in SlurmConfig(setup=[...])",
+def _check_limits(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    found = []
+    files, hosts = _lowest(reports, "open files")
+    if files < _LEAST_FILES:
+        found.append(
+            warning(
+                "limits",
+                f"a process may have {files:.0f} open files on {hosts}",
+                why="connections of MPI, shards of datasets and data loaders need more",
+                step="ulimit -n 4096 in SlurmConfig(setup=[...])",
+            )
         )
-    locked = {report["host"]: report["limits"]["locked memory"][0] for report in reports}
-    low = [host for host, limit in locked.items() if 0 <= limit < _LEAST_SHM]
-    if low and any(report["infiniband"] for report in reports):
-        return warning(
-            "limits",
-            f"a process may lock {locked[low[0]] // 1024} KiB of memory on {compress_hosts(low)}",
-            why="InfiniBand needs locked memory; without it, NCCL and MPI fail or use TCP",
-            step="ulimit -l unlimited in SlurmConfig(setup=[...]); or ask the site for it",
+    locked, hosts = _lowest(reports, "locked memory")
+    if locked < _LEAST_SHM and any(report["infiniband"] for report in reports):
+        found.append(
+            warning(
+                "limits",
+                f"a process may lock {locked / 1024:.0f} KiB of memory on {hosts}",
+                why="InfiniBand needs locked memory; without it, NCCL and MPI fail or use TCP",
+                step="ulimit -l unlimited in SlurmConfig(setup=[...]); or ask the site for it",
+            )
         )
-    return ok("limits", f"{limits[host]} open files")
+    processes, hosts = _lowest(reports, "processes")
+    if processes < _LEAST_PROCESSES:
+        found.append(
+            warning(
+                "limits",
+                f"a user may have {processes:.0f} processes and threads on {hosts}",
+                why="ranks have a thread for each core, and more of NCCL and of data loaders; one "
+                "too many cannot be started, and its rank fails",
+                step="ulimit -u 16384 in SlurmConfig(setup=[...]); or ask the site for it",
+            )
+        )
+    space, hosts = _lowest(reports, "address space")
+    if space < _LEAST_SPACE:
+        found.append(
+            warning(
+                "limits",
+                f"a process may have {space / 2**30:.3g} GiB of address space on {hosts}",
+                why="CUDA reserves addresses for the memory of all GPUs and of the node, and fails "
+                "with 'out of memory' although there is some",
+                step="ulimit -v unlimited in SlurmConfig(setup=[...]); or ask the site for it: "
+                "VSizeFactor in slurm.conf sets it",
+            )
+        )
+    return found or [
+        ok("limits", f"{files:.0f} open files" if files < inf else "open files are not limited")
+    ]
+
+
+def _lowest(reports: Sequence[Mapping[str, Any]], name: str) -> tuple[float, str]:
+    """Return the lowest soft limit of a name, and the machines that have it."""
+    # RLIM_INFINITY is -1.
+    limits = {
+        report["host"]: limit if (limit := report["limits"][name][0]) >= 0 else inf
+        for report in reports
+    }
+    least = min(limits.values())
+    return least, compress_hosts([host for host, limit in limits.items() if limit == least])
 
 
 def _check_interfaces(reports: Sequence[Mapping[str, Any]]) -> Finding:

@@ -24,7 +24,12 @@ LOGIN: dict[str, Any] = {
         "free_files": 1000,
         "token": ".doctor-login-1",
     },
-    "limits": {"open files": [65536, 65536], "locked memory": [-1, -1]},
+    "limits": {
+        "open files": [65536, 65536],
+        "locked memory": [-1, -1],
+        "processes": [4096, 127000],
+        "address space": [-1, -1],
+    },
     "shm": {"error": None, "free_bytes": 2**34, "total_bytes": 2**35},
     "interfaces": {"eth0": "10.0.0.1", "ib0": "10.1.0.1", "lo": "127.0.0.1"},
     "port": None,
@@ -81,6 +86,18 @@ DIFFERENT: dict[str, tuple[list[str], Any, Level, str]] = {
         Level.WARNING,
         "lock 64 KiB of memory on n2",
     ),
+    "few processes": (
+        ["limits", "processes"],
+        [512, 127000],
+        Level.WARNING,
+        "a user may have 512 processes and threads on n2",
+    ),
+    "little address space": (
+        ["limits", "address space"],
+        [2**34, -1],
+        Level.WARNING,
+        "16 GiB of address space on n2",
+    ),
     "no network": (["interfaces"], {"lo": "127.0.0.1"}, Level.ERROR, "no address but loopback"),
     "no port": (["port"], "Permission denied", Level.ERROR, "no port can be bound on n2"),
 }
@@ -102,6 +119,28 @@ def test_what_one_node_lacks_is_found_and_says_which_node(
     assert what in found[0].what
     assert found[0].why
     assert found[0].step
+
+
+def test_each_limit_that_is_too_low_is_named_with_all_its_nodes():
+    nodes = [node(name) for name in ("n1", "n2", "n3")]
+    for report in nodes[1:]:
+        report["limits"] = {name: [100, 100] for name in report["limits"]}
+    found = bad(check_machines(nodes, login=LOGIN))
+    assert [finding.check for finding in found] == ["limits"] * 4
+    assert all(finding.what.endswith(" on n[2-3]") for finding in found)
+
+
+def test_limits_that_are_not_set_are_fine():
+    report = node("n1")
+    report["limits"] = {name: [-1, -1] for name in report["limits"]}
+    (found,) = [f for f in check_machines([report], login=LOGIN) if f.check == "limits"]
+    assert (found.level, found.what) == (Level.OK, "open files are not limited")
+
+
+def test_locked_memory_does_not_matter_without_infiniband():
+    report = node("n1") | {"infiniband": []}
+    report["limits"]["locked memory"] = [65536, 65536]
+    assert bad(check_machines([report], login=LOGIN)) == []
 
 
 def test_a_package_that_is_missing_on_one_side_is_a_difference():
