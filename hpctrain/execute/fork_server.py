@@ -13,6 +13,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -207,6 +208,7 @@ class _Server:
         """Why it has refused to serve; empty if it has not."""
         self._refusals: list[str] = []
         self._is_idle = True
+        self._counts: list[int] = []
         self._stamps: dict[str, int] = {}
         self._ready_bytes = 0
         self._received = b""
@@ -289,9 +291,14 @@ class _Server:
         return self._is_idle
 
     def close(self) -> None:
-        """Let it end, and wait for that."""
+        """Let it end, and wait for that, unless ranks of it still live: it ends with the last."""
+        has_ranks = bool(self._count_ranks())
         self._socket.close()
         os.close(self._errors)
+        if has_ranks:
+            # Nothing else collects its exit status.
+            threading.Thread(target=self._process.wait, daemon=True).start()
+            return
         # Where the kernel is too old for a pidfd, the server has refused, and has ended.
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(self.pid)
@@ -301,6 +308,21 @@ class _Server:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+    def _count_ranks(self) -> int | None:
+        """Return how many ranks of it live; None if it does not say, as while it imports."""
+        self._listen()
+        self._counts.clear()
+        try:
+            if self._stamps:
+                self._socket.sendall(b"n")
+        except OSError:
+            return None
+        deadline = Deadline(timeouts.FORK_SERVER_END_S if self._stamps else 0.0)
+        while not self._counts and not deadline.is_over and not self.has_ended:
+            _await_readable(self._socket.fileno(), _LOOK_INTERVAL_S)
+            self._listen()
+        return self._counts[-1] if self._counts else None
 
     def _listen(self) -> None:
         while True:
@@ -321,6 +343,8 @@ class _Server:
     def _take(self, message: Mapping[str, object]) -> None:
         if "idle" in message:
             self._is_idle = True
+        elif "ranks" in message:
+            self._counts.append(int(str(message["ranks"])))
         elif "refused" in message:
             self._refusals.append(str(message["refused"]))
         elif "unusable" in message:

@@ -31,7 +31,7 @@ _STATUS = struct.Struct("=i")
 _MOST_DESCRIPTORS = 8
 _MOST_COMMAND_BYTES = 2**16
 _GO = b"G"
-_IDLE = b"i"
+_ASK_IDLE, _ASK_RANKS = b"i", b"n"
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,8 @@ class _Rank:
     client: socket.socket | None
     """None once it is gone."""
     command: tuple[str, ...]
-    """The same for all ranks of an attempt, and for no others."""
+    """The same for all ranks of an attempt, and for no others: it names the socket of the attempt,
+    which is new for each."""
 
 
 class ForkServer:
@@ -111,7 +112,9 @@ class ForkServer:
         except OSError:
             received = b""
         if received:
-            self._wants_idle = _IDLE in received or self._wants_idle
+            if _ASK_RANKS in received:
+                self._tell(ranks=len(self._ranks))
+            self._wants_idle = _ASK_IDLE in received or self._wants_idle
             self._tell_if_idle()
             return
         self._forget(self._owner)

@@ -519,3 +519,19 @@ def test_once_an_offered_server_is_gone_ranks_start_as_without_one(
     client.communicate(timeout=60)
     assert client.returncode == 4
     assert not executor.await_idle()
+
+
+def test_a_server_that_is_closed_serves_its_ranks_to_their_end(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program, servers = Program(tmp_path, variables, WAITS), make_servers()
+    client = program.start(servers.command(program.plain, variables), stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    rank, server = int(client.stdout.readline().split()[0]), servers.pid
+    assert server is not None
+    servers.close()
+    assert is_alive(rank)
+    client.communicate(timeout=60)
+    # A killed server could not say how its rank has ended.
+    assert client.returncode == 4
+    wait_until(lambda: not is_alive(server), "the server outlives its last rank")
