@@ -257,7 +257,7 @@ def hub_fanout() -> int:
     if not value.isascii() or not value.isdigit() or int(value) < 2:
         raise ConfigError(
             f"{_HUB_FANOUT}={value!r}: it is the number of nodes above which agents relay for "
-            f"others, 2 or more. Leave it out for 32."
+            f"others, 2 or more. Unset it for the default, 32."
         )
     return int(value)
 

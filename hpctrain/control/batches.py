@@ -53,7 +53,7 @@ def unpack(batch: Frame) -> Iterator[tuple[list[Any], bytes]]:
     start = 0
     for *about, size in batch.header["items"]:
         end = start + size
-        if end > len(batch.body):
+        if not start <= end <= len(batch.body):
             raise ProtocolError(f"a batch of {len(batch.body)} bytes with a frame up to byte {end}")
         yield about, batch.body[start:end]
         start = end

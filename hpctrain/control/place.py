@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpctrain import timeouts
 from hpctrain.control.link import connect_once
-from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame
+from hpctrain.control.wire import PROTOCOL, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.own_time import Deadline
 
 if TYPE_CHECKING:
@@ -81,10 +81,11 @@ def find_place(
             time.sleep(_RETRY_INTERVAL_S)
             continue
         frames = FrameSocket(*connection)
-        frames.post(encode_frame({"op": "ask", **question}))
+        frames.post(encode_frame({"op": "ask", "protocol": PROTOCOL, **question}))
         received = _await_answer(frames, deadline, is_over)
         if not received:
             frames.close()
+            time.sleep(_RETRY_INTERVAL_S)
             continue
         answer = dict(received.pop(0).header)
         if answer["op"] != "placed":

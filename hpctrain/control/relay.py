@@ -89,7 +89,7 @@ class Relay:
         loop.watch(
             self._listener,
             selectors.EVENT_READ,
-            lambda _: self._strangers.accept(self._listener, self._time.now),
+            lambda _: self._accept(),
         )
         self._watch()
         loop.call_later(self._tick_s, self._tick)
@@ -160,6 +160,11 @@ class Relay:
         self._children.suspend()
         self._watch()
         self._seek(None)
+
+    def _accept(self) -> None:
+        # It may have been closed since it was found ready.
+        if self._listener.fileno() >= 0:
+            self._strangers.accept(self._listener, self._time.now)
 
     # Upward.
 

@@ -18,7 +18,14 @@ from hpctrain.control.children import encode_numbers
 from hpctrain.control.event_loop import events_of
 from hpctrain.control.hub_tree import EXECUTOR, children_of, parent_of
 from hpctrain.control.unacknowledged import Unacknowledged
-from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, decode_frame, encode_frame
+from hpctrain.control.wire import (
+    PROTOCOL,
+    Frame,
+    FrameSocket,
+    ProtocolError,
+    decode_frame,
+    encode_frame,
+)
 
 if TYPE_CHECKING:
     from hpctrain.control.proof import Seal
@@ -174,18 +181,22 @@ class Root:
         elif frame.op == "join":
             self._join(trunk, frame.header)
         elif frame.op == "gone":
-            branch = self._branches[frame.header["node"]]
+            branch = self._branch(frame.header["node"])
             # It may have joined on another way meanwhile.
             if branch.num_joins == frame.header["count"]:
                 return self._lose(branch)
         return []
 
     def _place(self, trunk: _Trunk, question: Any) -> None:
+        if question.get("protocol") != PROTOCOL:
+            # Another version of hpctrain was installed since the executor began.
+            self._post(trunk, encode_frame({"op": "refused"}))
+            return
         index = question["index"]
         if index is None:
             index = len(self._branches)
             self._branches.append(Branch(index, question["addresses"], self._give_up))
-        branch = self._branches[index]
+        branch = self._branch(index)
         if branch.closed:
             self._post(trunk, encode_frame({"op": "refused"}))
             return
@@ -204,8 +215,12 @@ class Root:
         self._post(trunk, encode_frame({"op": "placed", **answer}))
 
     def _join(self, trunk: _Trunk, header: Any) -> None:
-        branch = self._branches[header["node"]]
-        if branch.closed or header["count"] <= branch.num_joins:
+        branch = self._branch(header["node"])
+        if branch.closed:
+            # It was given up while no way led to it.
+            self._post(trunk, encode_frame({"op": "drop", "node": branch.index}))
+            return
+        if header["count"] <= branch.num_joins:
             # It has been on its way while its sender looked for another way.
             return
         if trunk.index is None:
@@ -228,7 +243,7 @@ class Root:
     def _take_items(self, batch: Frame) -> list[Frame]:
         received: defaultdict[Branch, list[Frame]] = defaultdict(list)
         for (index, number), raw in unpack(batch):
-            branch = self._branches[index]
+            branch = self._branch(index)
             # One that was here before; or one behind others that are lost, which its sender sends
             # again when it joins on its new way.
             if branch.closed or number != branch.received + 1:
@@ -242,7 +257,7 @@ class Root:
     def _take_beats(self, frame: Frame) -> list[Frame]:
         taken: list[Frame] = []
         for index, (attempt, use, reached) in decode_beats(frame).items():
-            branch = self._branches[index]
+            branch = self._branch(index)
             if branch.has_joined and not branch.closed:
                 branch.reached = max(branch.reached, reached)
                 header = {"op": "beat", "attempt": attempt, "use": use}
@@ -280,7 +295,15 @@ class Root:
     def _end(self, trunk: _Trunk) -> list[Frame]:
         self._drop(trunk)
         # Those behind it are not lost with it: they join again.
-        return [] if trunk.index is None else self._lose(self._branches[trunk.index])
+        if trunk.index is None or self._branches[trunk.index].trunk is not None:
+            # The end that its agent saw came first, and it has joined on another connection since.
+            return []
+        return self._lose(self._branches[trunk.index])
+
+    def _branch(self, index: Any) -> Branch:
+        if not (isinstance(index, int) and 0 <= index < len(self._branches)):
+            raise ProtocolError(f"a frame is of agent {index!r}, of {len(self._branches)}")
+        return self._branches[index]
 
     def _post(self, trunk: _Trunk, raw: bytes) -> None:
         if not trunk.frames.closed:

@@ -36,3 +36,9 @@ def test_a_batch_that_ends_too_early_is_refused():
     batch = decode_frame(encode_frame({"op": "up", "items": [[1, 3], [2, 2]]}, b"abcd"))
     with pytest.raises(ProtocolError, match="4 bytes with a frame up to byte 5"):
         list(unpack(batch))
+
+
+def test_a_batch_with_a_size_below_0_is_refused():
+    batch = decode_frame(encode_frame({"op": "up", "items": [[1, 3], [2, -2]]}, b"abcd"))
+    with pytest.raises(ProtocolError, match="up to byte 1"):
+        list(unpack(batch))

@@ -12,7 +12,7 @@ import pytest
 from hpctrain.control.batches import pack, unpack
 from hpctrain.control.proof import AGENT, EXECUTOR, Credentials
 from hpctrain.control.root import Branch, Root
-from hpctrain.control.wire import Frame, FrameSocket, encode_frame
+from hpctrain.control.wire import PROTOCOL, Frame, FrameSocket, encode_frame
 
 CREDENTIALS = Credentials(b"s" * 32, run="/runs/one", attempt=1)
 NONCES = b"n" * 64
@@ -54,7 +54,13 @@ class Played:
         return self.ends[-1]
 
     def ask(self, end: FrameSocket, **question: Any) -> Frame:
-        asked = {"index": None, "direct": False, "addresses": ["n:1"], **question}
+        asked = {
+            "protocol": PROTOCOL,
+            "index": None,
+            "direct": False,
+            "addresses": ["n:1"],
+            **question,
+        }
         (answer,) = self.send(end, encode_frame({"op": "ask", **asked}))
         return answer
 
@@ -192,3 +198,49 @@ def test_what_has_reached_all_is_not_kept(played: Played):
     assert passed_on(sent) == [[1, None], [2, None]]
     played.root.acknowledge()
     assert passed_on(played.join(end, 0, 2, received=0)) == [[2, [0]]]
+
+
+def test_the_late_end_of_an_old_connection_does_not_lose_an_agent_that_has_joined_on_another(
+    played: Played,
+):
+    old = played.connect()
+    played.ask(old)
+    played.join(old, 0, 1)
+    new = played.connect()
+    played.ask(new, index=0, direct=True)
+    played.join(new, 0, 2)
+    old.close()
+    played.poll()
+    assert played.gone == []
+    played.send(new, report(0, 1))
+    assert played.reports() == [(0, 1)]
+    new.close()
+    played.poll()
+    assert played.gone == [0]
+
+
+@pytest.mark.parametrize("node", [-1, 1, 7, "0", None])
+def test_a_frame_of_an_agent_that_is_not_there_costs_its_sender_alone(played: Played, node: Any):
+    good, bad = played.connect(), played.connect()
+    played.ask(good)
+    played.join(good, 0, 1)
+    played.join(bad, node, 1)
+    assert bad.closed
+    assert played.gone == []
+    played.send(good, report(0, 1))
+    assert played.reports() == [(0, 1)]
+
+
+def test_an_agent_of_another_version_gets_no_place(played: Played):
+    assert played.ask(played.connect(), protocol=PROTOCOL + 1).op == "refused"
+    assert played.ask(played.connect(), protocol=None).op == "refused"
+
+
+def test_an_agent_that_was_given_up_meanwhile_is_cut_off_when_it_joins(played: Played):
+    first, second = played.connect(), played.connect()
+    for end, node in ((first, 0), (second, 1)):
+        played.ask(end)
+        played.join(end, node, 1)
+    played.branches[0].closed = True
+    (answer,) = played.join(second, 0, 2)
+    assert (answer.op, answer.header["node"]) == ("drop", 0)
