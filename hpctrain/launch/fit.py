@@ -226,10 +226,13 @@ def _begin_or_find(
         raise SystemExit(0)
     check_run_directory(request.paths.root)
     _await_submission(request.paths)
-    begin = partial(
-        _begin, submission, in_background=in_background, slot=slot, before=before, warns=warns
-    )
+    begin = partial(_begin, submission, in_background=in_background, slot=slot, before=before)
     existing = begin_or_find(submission, begin, policy)
+    if existing.begins and warns and submission.plan.launcher == "slurm":
+        from hpctrain.launch.precheck import warn_of_limits
+
+        # The job is on its way meanwhile, and other processes need not wait for this.
+        warn_of_limits(request, submission.plan)
     if existing is Existing.FINISHED and request.run_config.verbose:
         log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
     return existing
@@ -287,7 +290,6 @@ def _begin(
     in_background: bool,
     slot: RunSlot | None,
     before: Callable[[], None] | None,
-    warns: bool,
 ) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     request = submission.request
@@ -301,14 +303,10 @@ def _begin(
         verb = "beginning" if previous is None or previous.attempt == 0 else "resuming"
         log(f"{verb} run {request.run_config.name}{what}")
     if submission.plan.launcher == "slurm":
-        from hpctrain.launch.precheck import warn_of_limits
         from hpctrain.launch.slurm import submit_job
 
         write_plan_and_spec(submission)
         submit_job(submission)
-        if warns:
-            # The job is on its way meanwhile.
-            warn_of_limits(request, submission.plan)
         return
     write_plan_and_spec(submission)
     if in_background:

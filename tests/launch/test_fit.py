@@ -14,6 +14,7 @@ from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch import fit
 from hpctrain.launch.existing import Existing
+from hpctrain.launch.fit import _begin_or_find
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
@@ -146,6 +147,14 @@ def test_a_job_does_not_wait_for_warnings_of_its_limits(
     launchers: Launchers, monkeypatch: pytest.MonkeyPatch
 ):
     order: list[str] = []
+
+    def begin_or_find(submission: Any, begin: Any, policy: Any) -> Existing:
+        begin([])
+        order.append("other processes may go on")
+        return Existing.NEW
+
+    monkeypatch.setattr(fit, "begin_or_find", begin_or_find)
+    monkeypatch.setattr(fit, "check_run_directory", lambda root: None)
     for module, name in (
         ("fit", "write_plan_and_spec"),
         ("slurm", "submit_job"),
@@ -159,8 +168,9 @@ def test_a_job_does_not_wait_for_warnings_of_its_limits(
         request=SimpleNamespace(paths=launchers.paths, run_config=RunConfig(name="run", verbose=0)),
         plan=SimpleNamespace(launcher="slurm"),
     )
-    begin = partial(fit._begin, submission, [], in_background=False, slot=None, before=None)
-    begin(warns=True)
-    assert order == ["write_plan_and_spec", "submit_job", "warn_of_limits"]
-    begin(warns=False)
-    assert order[3:] == ["write_plan_and_spec", "submit_job"]
+    expected = ["write_plan_and_spec", "submit_job", "other processes may go on"]
+    _begin_or_find(submission)
+    assert order == [*expected, "warn_of_limits"]
+    order.clear()
+    _begin_or_find(submission, warns=False)
+    assert order == expected
