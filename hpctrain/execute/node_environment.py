@@ -148,7 +148,12 @@ class NodeEnvironment:
         # read the file themselves, unless it is there.
         is_first = not self._is_anywhere and not self._is_slice
         if is_first:
-            why = self._broadcast(copy, log)
+            try:
+                why = self._broadcast(copy, log)
+            except BaseException:
+                # What unpacks it, and removes it, has not begun.
+                self._remove(copy, new, len(new) or num_nodes, log)
+                raise
         argv = unpack_argv(
             self._pack, place=self._place, copy=copy, patience_s=timeouts.ENVIRONMENT_PACK_S
         )
@@ -200,6 +205,18 @@ class NodeEnvironment:
             return step.last_lines(1) or f"it ended with {status}"
         finally:
             step.kill()
+
+    def _remove(self, copy: str, nodes: Sequence[str], num_nodes: int, log: Path) -> None:
+        """Remove a copy of the pack, whole or not, from nodes."""
+        argv = node_keeper_argv(nodes, num_nodes, ["rm", "-f", "--", copy], is_slice=self._is_slice)
+        environment = environ.without_export_variables(environ.environment())
+        try:
+            step = StepProcess(argv, environment=environment, log=log)
+        except LaunchError:
+            # The next job of this user there removes it.
+            return
+        step.wait(timeouts.ENVIRONMENT_PACK_END_S)
+        step.kill()
 
     def _await(self, step: StepProcess, wanted: int) -> dict[str, str]:
         """Return what each node printed, once all of them have the environment."""

@@ -257,8 +257,15 @@ def without_end(work: Path, program: str) -> tuple[str, ...]:
     """Let a program of nodes begin, and not end; return the commands that put it there."""
     programs = work / "bin"
     programs.mkdir()
-    waits = f"#!/bin/sh\n: > '{work}/begun'\nwhile :; do sleep 0.1; done\n"
-    (programs / program).write_text(waits)
+    writes = ""
+    if program == "sbcast":
+        # As one that is ended in the middle.
+        writes = (
+            "for copy; do :; done\nexport copy\nsrun --overlap --ntasks-per-node=1 "
+            '-n "$SLURM_NNODES" sh -c \'echo part > "$copy"\'\n'
+        )
+    waits = f": > '{work}/begun'\nwhile :; do sleep 0.1; done\n"
+    (programs / program).write_text(f"#!/bin/sh\n{writes}{waits}")
     (programs / program).chmod(0o755)
     return (f"export PATH='{programs}':$PATH",)
 
