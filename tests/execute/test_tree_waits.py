@@ -42,7 +42,8 @@ Thread 9740 ({state}): "MainThread"
 )
 def test_a_call_of_the_library_is_named_where_it_is_the_innermost(stack: str, place: str) -> None:
     assert place_in_trees(stack) == place
-    assert waits_in_trees(stack, "") is bool(place)
+    # Where nobody looked from outside, one in update() may as well grow a tree.
+    assert waits_in_trees(stack, "") is place.startswith("allgather of ")
 
 
 @pytest.mark.parametrize(
