@@ -100,14 +100,18 @@ def wrap(key: str, value: str, width: int | None) -> list[str]:
     import textwrap
 
     indent = " " * len(key)
-    lines = value.splitlines()
+    lines = value.splitlines() or [""]
     if width is not None:
         # A path or a word of a command that is longer stays in one piece, to be copied.
         paragraphs = textwrap.TextWrapper(
             max(width, 40) - len(key), break_on_hyphens=False, break_long_words=False
         )
-        lines = [line for text in lines for line in paragraphs.wrap(text)]
-    return [f"{indent if number else key}{line}" for number, line in enumerate(lines)]
+        # An empty line stays one: it is what sets a traceback apart.
+        lines = [line for text in lines for line in paragraphs.wrap(text) or [""]]
+    return [
+        f"{indent if number else key}{line}" if line else key.rstrip() * (number == 0)
+        for number, line in enumerate(lines)
+    ]
 
 
 def to_json(answer: Explanation | None, view: RunView | None) -> dict[str, Any]:

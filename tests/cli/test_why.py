@@ -15,7 +15,7 @@ from hpctrain import Result
 from hpctrain.cli.json_output import schema
 from hpctrain.cli.main import app
 from hpctrain.cli.run_view import RunView
-from hpctrain.cli.why import render, to_json
+from hpctrain.cli.why import render, to_json, wrap
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.slurm.output import Job
@@ -93,6 +93,17 @@ def test_the_text_is_as_in_the_golden_file(width: int, request: pytest.FixtureRe
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_json_is_what_the_schema_says(case: tuple[Any, Any]) -> None:
     check({"format": 1, **to_json(*case)}, schema("why"))
+
+
+@pytest.mark.parametrize("width", [None, 60])
+def test_the_empty_line_before_a_traceback_stays(width: int | None) -> None:
+    value = "rank 3 failed\n\nTraceback (most recent call last):\n  File"
+    assert wrap("error  ", value, width) == [
+        "error  rank 3 failed",
+        "",
+        "       Traceback (most recent call last):",
+        "         File",
+    ]
 
 
 def test_values_of_others_cannot_write_into_the_terminal() -> None:
