@@ -133,8 +133,12 @@ def explain_failure(
         f"Last complete checkpoint: {checkpoint or 'none'}",
     ]
     if cut_off := [other for other, relay in tracker.cut_off.items() if relay == rank]:
-        named = f"rank{'s' * (len(cut_off) > 1)} {', '.join(map(str, sorted(cut_off)))}"
-        lines.append(f"  Connected through it, and not known to have failed: {named} of its node")
+        numbers = ", ".join(map(str, sorted(cut_off)))
+        what, whose = ("Ranks", "are") if len(cut_off) > 1 else ("Rank", "is")
+        lines.append(
+            f"  {what} {numbers} of this node {whose} connected through it, and not known to have "
+            f"failed"
+        )
     lines += [f"  {call[0].upper()}{call[1:]}" for call in calls]
     if failure is not None and killed:
         lines.append(f"  Of its processes, {memory['kills']} had been {describe_kill(memory)}")

@@ -76,7 +76,7 @@ class NodeRelay:
         # A child of this rank (a DataLoader worker) must not keep the connections open.
         os.register_at_fork(after_in_child=self._relay.close_in_child)
         self._thread = threading.Thread(
-            target=self._relay.serve, args=(listener,), name="hpctrain-relay", daemon=True
+            target=self._relay.serve, args=(listener,), name="hpctrain-rank-relay", daemon=True
         )
         self._thread.start()
 

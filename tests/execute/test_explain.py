@@ -289,7 +289,8 @@ def test_a_node_that_is_gone_with_its_agent_is_told_as_such(
 
 
 @pytest.mark.parametrize(
-    ("cut_off", "named"), [((3,), "rank 3 of its node"), ((3, 1), "ranks 1, 3 of its node")]
+    ("cut_off", "named"),
+    [((3,), "Rank 3 of this node is"), ((3, 1), "Ranks 1, 3 of this node are")],
 )
 def test_ranks_that_were_connected_through_the_dead_one_are_named_and_not_blamed(
     tracker: AttemptTracker, paths: RunPaths, cut_off: tuple[int, ...], named: str
@@ -299,7 +300,7 @@ def test_ranks_that_were_connected_through_the_dead_one_are_named_and_not_blamed
     lose(tracker, 2)
     error = explain(tracker, paths)
     assert error.rank == 2
-    assert f"Connected through it, and not known to have failed: {named}" in str(error)
+    assert f"{named} connected through it, and not known to have failed" in str(error)
     assert "the agent of its node" not in str(error)
 
 
