@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import posixpath
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from hpctrain import environ
 from hpctrain.callback import RunContext
@@ -25,6 +29,8 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED"}
 _MOST_CHARACTERS_OF_NAME = 250
 _MOST_CHARACTERS_OF_VALUE = 6000
 _MOST_AT_A_TIME = 100
+_LOOK_INTERVAL_S = 0.05
+_MOST_LOOKS = 200
 
 
 class MLflowLoggerCallback(TrackerCallback):
@@ -275,9 +281,40 @@ def find_or_make_experiment(
             f"MLflow has no experiment {name!r}. Make it there, or give "
             f"create_experiment_if_not_exists=True."
         )
-    if experiment is None:
-        return str(client.create_experiment(name, artifact_location=artifact_location))
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    from mlflow.exceptions import MlflowException
+
+    # Trials of a sweep begin at the same time, and a file store takes a name twice.
+    with _alone_in(client.tracking_uri):
+        if (experiment := client.get_experiment_by_name(name)) is None:
+            try:
+                return str(client.create_experiment(name, artifact_location=artifact_location))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                experiment = client.get_experiment_by_name(name)
     return str(experiment.experiment_id)
+
+
+@contextmanager
+def _alone_in(store: str) -> Iterator[None]:
+    """Keep out other processes that make an experiment in a file store, where it has locks."""
+    if not store.startswith("file:"):
+        yield
+        return
+    folder = Path(unquote(urlsplit(store).path))
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".hpctrain-lock", "ab") as file:
+        for _ in range(_MOST_LOOKS):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOOK_INTERVAL_S)
+            except OSError:
+                break
+        yield
 
 
 def mlflow_name(name: str) -> str:

@@ -1,0 +1,35 @@
+"""MLflow, as the trials of a sweep use it at the same time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.callbacks.mlflow import file_store, find_or_make_experiment
+
+
+def test_trials_that_begin_at_the_same_time_are_in_one_experiment(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = file_store(tmp_path / "a run")
+    have_looked = threading.Barrier(2)
+
+    class Client(mlflow.MlflowClient):  # type: ignore[misc, name-defined]
+        has_looked = False
+
+        def get_experiment_by_name(self, name: str) -> Any:
+            found = super().get_experiment_by_name(name)
+            if not self.has_looked:
+                self.has_looked = True
+                have_looked.wait(30)
+            return found
+
+    with ThreadPoolExecutor(2) as pool:
+        clients = [Client(uri), Client(uri)]
+        found = list(pool.map(lambda client: find_or_make_experiment(client, "sweep"), clients))
+    assert found[0] == found[1]
+    named = [each for each in mlflow.MlflowClient(uri).search_experiments() if each.name == "sweep"]
+    assert [each.experiment_id for each in named] == found[:1]
