@@ -266,6 +266,9 @@ def prepare(
     ConfigError
         If something is impossible.
     """
+    # Others than this process read them, on nodes, maybe days later.
+    environ.wants_fork_server()
+    environ.hub_fanout()
     if launcher == "slurm":
         request = override_slurm(request, environ.slurm_overrides())
     plan, site = make_plan(request, launcher, share=share, job_name=job_name)

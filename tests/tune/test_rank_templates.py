@@ -12,6 +12,7 @@ import pytest
 
 import hpctrain
 from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, tune
+from hpctrain.errors import ConfigError
 from hpctrain.launch.fit import prepare
 from hpctrain.launch.request import Submission
 from hpctrain.tune.rank_templates import RankTemplates
@@ -65,6 +66,19 @@ def test_ranks_import_for_themselves_where_a_site_wants_it(
 ) -> None:
     monkeypatch.setenv("HPCTRAIN_FORK_SERVER", "0")
     assert [metrics["is_forked"] for metrics in sweep(tmp_path)] == 4 * [False]
+
+
+@pytest.mark.parametrize("name", ["HPCTRAIN_FORK_SERVER", "HPCTRAIN_HUB_FANOUT"])
+def test_a_variable_without_a_sense_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "yes")
+    with pytest.raises(ConfigError, match=f"{name}='yes'"):
+        prepared(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name}='yes'") as caught:
+        sweep(tmp_path)
+    assert "stopped" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_process_costs_no_trial_and_the_next_ones_have_another(tmp_path: Path) -> None:
