@@ -192,7 +192,7 @@ class Children:
         for child in list(self._children):
             self._drop(child)
 
-    def _hear(self, child: Child, events: int) -> None:
+    def _serve(self, child: Child, events: int) -> None:
         if child.frames.closed:
             return
         if events & selectors.EVENT_WRITE:
@@ -222,7 +222,7 @@ class Children:
     def _watch(self, child: Child) -> None:
         if not child.frames.closed:
             events = events_of(child.frames, is_read=self._are_read)
-            self._loop.watch(child.frames, events, partial(self._hear, child))
+            self._loop.watch(child.frames, events, partial(self._serve, child))
 
     def _drop(self, child: Child) -> None:
         if child in self._children:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpctrain.control.wire import FrameSocket
 
-Heard = Callable[[int], object]
+OnEvents = Callable[[int], object]
 """Gets the events of a socket: whether it can be read, written, or both. Another one that is called
 before it in the same turn may have closed the socket."""
 
@@ -46,16 +46,16 @@ class EventLoop:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.selector.register(self._wake_reader, selectors.EVENT_READ, self._wake)
 
-    def watch(self, source: HasFileno, events: int, heard: Heard) -> None:
+    def watch(self, source: HasFileno, events: int, on_events: OnEvents) -> None:
         """Call back for these events of a socket, and for no others; 0 is for none."""
         key = self.selector.get_map().get(source)
         if key is None:
             if events:
-                self.selector.register(source, events, heard)
+                self.selector.register(source, events, on_events)
         elif not events:
             self.selector.unregister(source)
         elif key.events != events:
-            self.selector.modify(source, events, heard)
+            self.selector.modify(source, events, on_events)
 
     def forget(self, source: HasFileno) -> None:
         """Call back for a socket no more. To be called before it is closed."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.control import local_socket
+from hpctrain.control.event_loop import events_of
 from hpctrain.control.listener import listen_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.node_use import NodeMeter
@@ -56,7 +57,7 @@ class Hub:
         self._silence_s = silence_s
         self._time = OwnTime(time.monotonic())
         self._beat_at = 0.0
-        self._silence_sought_at = 0.0
+        self._silence_checked_at = 0.0
         self.nodes: set[str] = set()
         """Nodes whose agents have come."""
         self.lost_nodes: dict[str, bool] = {}
@@ -318,9 +319,9 @@ class Hub:
     def _drop_silent_agents(self) -> list[Frame]:
         """Give a node up whose agent, which sends a frame every two seconds, has not for long."""
         events: list[Frame] = []
-        if self._time.now - self._silence_sought_at < self._silence_s / 20:
+        if self._time.now - self._silence_checked_at < self._silence_s / 20:
             return events
-        self._silence_sought_at = self._time.now
+        self._silence_checked_at = self._time.now
         for peer in list(self._peers.values()):
             if peer.is_agent and self._time.now - peer.last_heard > self._silence_s:
                 self.lost_nodes[peer.node] = True
@@ -337,9 +338,7 @@ class Hub:
     def _update(self, peer: _Peer) -> None:
         if peer.frames.closed or isinstance(peer.frames, Branch):
             return
-        events = selectors.EVENT_READ
-        if peer.frames.pending_bytes:
-            events |= selectors.EVENT_WRITE
+        events = events_of(peer.frames, is_read=True)
         key = self._selector.get_key(peer.frames)
         if key.events != events:
             self._selector.modify(peer.frames, events, key.data)

@@ -60,7 +60,7 @@ def find_place(
     first
         A connection to the executor, if there is one.
     is_over
-        Returns whether nobody waits for a place any more.
+        Returns whether the place is not needed any more.
 
     Raises
     ------

@@ -78,7 +78,7 @@ class Relay:
         )
         self._has_passed = False
         self._time = OwnTime(time.monotonic(), longest_gap_s=3.0)
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._tick_s, self._silence_s = _FIRST_TICK_S, float("inf")
         self.ended = False
         """Whether the agent or its executor is gone, and all connections are closed."""
@@ -135,7 +135,7 @@ class Relay:
         if not place.answer["is_inner"]:
             self.close_listener()
         self._parent, self._is_direct = place.parent, place.is_direct
-        self._heard_at = self._time.now
+        self._received_at = self._time.now
         self._join()
         self._take_down(place.received)
         self._watch()
@@ -168,7 +168,7 @@ class Relay:
 
     # Upward.
 
-    def _hear_local(self, events: int) -> None:
+    def _serve_local(self, events: int) -> None:
         if self._local.closed:
             return
         if events & selectors.EVENT_WRITE:
@@ -240,14 +240,14 @@ class Relay:
 
     # Downward.
 
-    def _hear_parent(self, events: int) -> None:
+    def _serve_parent(self, events: int) -> None:
         parent = self._parent
         if parent is None or self.ended:
             return
         if events & selectors.EVENT_WRITE:
             parent.flush()
         if events & selectors.EVENT_READ:
-            self._heard_at = self._time.now
+            self._received_at = self._time.now
             try:
                 self._take_down(parent.receive())
             except ProtocolError:
@@ -303,8 +303,12 @@ class Relay:
             self._children.drop_stuck(int(patience_s / self._tick_s))
         if self._children.is_full:
             # Nothing of the parent is read meanwhile.
-            self._heard_at = now
-        if self._parent is not None and not self._is_direct and now - self._heard_at > patience_s:
+            self._received_at = now
+        if (
+            self._parent is not None
+            and not self._is_direct
+            and now - self._received_at > patience_s
+        ):
             # One that only was slow need not take the end of this connection for that of the node.
             self._parent.post(encode_frame({"op": "leave"}))
             self._leave_parent()
@@ -342,10 +346,10 @@ class Relay:
         if self._parent is not None and not self._parent.closed:
             is_up_full = self._parent.pending_bytes > MAX_PENDING_BYTES
             events = events_of(self._parent, is_read=not self._children.is_full)
-            self._loop.watch(self._parent, events, self._hear_parent)
+            self._loop.watch(self._parent, events, self._serve_parent)
         if not self._local.closed:
             has_room = not is_up_full and self._sent.num_bytes <= MAX_PENDING_BYTES
             self._loop.watch(
-                self._local, events_of(self._local, is_read=has_room), self._hear_local
+                self._local, events_of(self._local, is_read=has_room), self._serve_local
             )
         self._children.read(not is_up_full)

@@ -121,7 +121,7 @@ class Root:
         trunk = _Trunk(FrameSocket(sock, seal))
         self._trunks.append(trunk)
         self._selector.register(
-            trunk.frames, selectors.EVENT_READ, lambda events: self._hear(trunk, events)
+            trunk.frames, selectors.EVENT_READ, lambda events: self._serve(trunk, events)
         )
 
     def post(self, raw: bytes, branches: Collection[Branch]) -> None:
@@ -154,7 +154,7 @@ class Root:
         for trunk in list(self._trunks):
             self._drop(trunk)
 
-    def _hear(self, trunk: _Trunk, events: int) -> list[Frame]:
+    def _serve(self, trunk: _Trunk, events: int) -> list[Frame]:
         if trunk.frames.closed:
             return []
         if events & selectors.EVENT_WRITE:

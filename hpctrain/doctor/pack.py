@@ -22,15 +22,10 @@ from hpctrain.doctor.compare import grouped
 from hpctrain.doctor.finding import Finding, error, ok, remark, warning
 from hpctrain.doctor.machine import filesystem_of
 from hpctrain.pack.header import EnvironmentPack, digest_of
-from hpctrain.plan.environment_pack import root_of_packs
+from hpctrain.plan.environment_pack import SHARED_FILESYSTEMS, root_of_packs
 from hpctrain.regular_file import open_regular
 
 _CHECK = "pack"
-# What the kernel calls filesystems that many machines mount.
-_SHARED = (
-    *("nfs", "lustre", "gpfs", "beegfs", "fhgfs", "panfs", "ceph", "afs", "smb", "cifs"),
-    *("ocfs2", "gfs", "pvfs", "orangefs", "wekafs"),
-)
 _NONE_WOULD_START = "each node unpacks the environment there, before its agent and ranks start"
 _OTHER_PLACE = "SlurmConfig(environment_pack_dir=...): '/dev/shm', or a disk of each node"
 
@@ -134,7 +129,7 @@ def _refusal(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
     """Return why it is never unpacked there."""
     if answer["error"] is not None:
         return str(answer["error"])
-    if answer["kind"].startswith(_SHARED):
+    if answer["kind"].startswith(SHARED_FILESYSTEMS):
         return f"it is on a filesystem that nodes share ({answer['kind']})"
     needed, size = _needed(pack), answer["all_bytes"]
     return f"it has {_mib(size)} in all, and {_mib(needed)} are needed" if size < needed else None

@@ -18,19 +18,17 @@ from hpctrain.errors import (
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
-from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodePool
-from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.preemption import Preemption
+from hpctrain.execute.rank_forks import RankForks
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.slow_node_policy import SlowNodePolicy
-from hpctrain.execute.step_fork_servers import StepForkServers
 from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
@@ -76,7 +74,7 @@ class Executor:
         run_config: RunConfig,
         spec_digest: str,
         resume_from: Path | None = None,
-        fork_server: ForkServers | OfferedForkServer | StepForkServers | None = None,
+        fork_server: RankForks | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan

@@ -14,18 +14,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
 from hpctrain.execute.offered_fork_server import OfferedForkServer
-from hpctrain.execute.step_fork_servers import CLIENT, StepForkServers, client_argv
+from hpctrain.execute.rank_forks import CLIENT, RankForks
+from hpctrain.execute.step_fork_servers import StepForkServers, client_argv
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.modules import is_own_place
 from hpctrain.plan.spec import RankSettings
 from hpctrain.worker.bootstrap import thread_variables
+from hpctrain.worker.forking import resident_bytes
 
 # Room for the command of a rank in the arguments of the server, whose forks show it there.
 _PADDING = 2048
@@ -34,12 +36,11 @@ _BACKLOG = 4096
 _LOOK_INTERVAL_S = 0.05
 # What a server may have more in memory than when it was ready: each rank would begin with it.
 _MOST_GROWN, _MOST_GROWN_BYTES = 1.5, 64 * 2**20
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def fork_server_for(
     plan: LaunchPlan, settings: RankSettings, *, offered: str = ""
-) -> ForkServers | OfferedForkServer | StepForkServers | None:
+) -> RankForks | None:
     """Return the fork server for the ranks of a run, which is not started; None without one.
 
     Not collective. One machine has one, and in a job each step has one on each node. Not for ranks
@@ -86,7 +87,7 @@ def rank_environment(
     return {**variables, **thread_variables(num_threads), **further}
 
 
-class ForkServers:
+class ForkServers(RankForks):
     """At most one fork server at a time; a new one where the last is gone, out of date or grown.
 
     Parameters
@@ -102,11 +103,11 @@ class ForkServers:
     def __init__(
         self, modules: Sequence[str], *, own_places: Sequence[str], environment: Mapping[str, str]
     ) -> None:
+        super().__init__()
         self._asked = {"modules": [*modules], "own_places": [*own_places]}
         self._environment = dict(environment)
         self._server: _Server | None = None
         self._unusable = ""
-        self._reasons: list[str] = []
 
     def start(self) -> None:
         """Start a server, if there is none, and do not wait for its imports. Never raises."""
@@ -124,17 +125,7 @@ class ForkServers:
     def command(
         self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
     ) -> list[str]:
-        """Return what a launcher is to start for the command of a rank.
-
-        Parameters
-        ----------
-        command
-            Of an ordinary rank.
-        environment
-            Of the launcher.
-        client
-            File of the client.
-        """
+        """Return what a launcher is to start for the command of a rank."""
         self._renew(environment)
         if self._server is None:
             return [*command]
@@ -145,15 +136,10 @@ class ForkServers:
         self._renew(self._environment)
         return "" if self._server is None else self._server.name
 
-    def note(self, reasons: Iterable[str]) -> None:
-        """Take why ranks were not forked, as they have sent it."""
-        self._reasons += reasons
-
     def take_reasons(self) -> list[str]:
         """Return why ranks were not forked, as far as that was not returned before."""
         self._listen()
-        reasons, self._reasons = self._reasons, []
-        return list(dict.fromkeys(reasons))
+        return super().take_reasons()
 
     def await_idle(self, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> bool:
         """Wait until no forked rank is left; return whether that is so."""
@@ -264,7 +250,7 @@ class _Server:
     def has_grown(self) -> bool:
         """Whether it has much more in memory than when it was ready."""
         most = self._ready_bytes * _MOST_GROWN + _MOST_GROWN_BYTES
-        return self._ready_bytes > 0 and _resident_bytes(self.pid) > most
+        return self._ready_bytes > 0 and resident_bytes(self.pid) > most
 
     def take_refusals(self) -> list[str]:
         """Return why it has not forked ranks, as far as that was not returned before."""
@@ -372,14 +358,6 @@ def _await_readable(descriptor: int, timeout_s: float) -> None:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     poller.poll(timeout_s * 1000)
-
-
-def _resident_bytes(pid: int) -> int:
-    """Return what a process has in memory; 0 if it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0
 
 
 def _stamp(path: str) -> int:

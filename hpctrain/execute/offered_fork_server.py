@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
-from hpctrain.execute.step_fork_servers import CLIENT, client_argv
+from hpctrain.execute.rank_forks import CLIENT, RankForks
+from hpctrain.execute.step_fork_servers import client_argv
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.forking import AWAIT_END, IDLE
 
 
-class OfferedForkServer:
+class OfferedForkServer(RankForks):
     """What lets the ranks of an executor be forked by a server that is not its own.
 
     Once the server is gone, ranks start as if there had been none.
@@ -24,9 +25,9 @@ class OfferedForkServer:
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self._name = name
         self._commands: list[tuple[str, ...]] = []
-        self._reasons: list[str] = []
 
     def start(self) -> None:
         """Do nothing: it is there."""
@@ -38,28 +39,9 @@ class OfferedForkServer:
     def command(
         self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
     ) -> list[str]:
-        """Return what a launcher is to start for the command of a rank.
-
-        Parameters
-        ----------
-        command
-            Of an ordinary rank.
-        environment
-            Of the launcher; the server compares it with its own.
-        client
-            File of the client.
-        """
+        """Return what a launcher is to start. The server compares the environment with its own."""
         self._commands.append(tuple(command))
         return client_argv(self._name, command, client=client)
-
-    def note(self, reasons: Iterable[str]) -> None:
-        """Take why ranks were not forked, as they have sent it."""
-        self._reasons += reasons
-
-    def take_reasons(self) -> list[str]:
-        """Return why ranks were not forked, as far as that was not returned before."""
-        reasons, self._reasons = self._reasons, []
-        return list(dict.fromkeys(reasons))
 
     def await_idle(self, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> bool:
         """Wait until no forked rank of this executor is left; return whether that is so.

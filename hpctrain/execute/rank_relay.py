@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from hpctrain.control import local_socket
+from hpctrain.control.event_loop import events_of
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
@@ -167,8 +168,6 @@ class RankRelay:
     def _watch(self, frames: FrameSocket) -> None:
         if frames.closed:
             return
-        events = selectors.EVENT_READ
-        if frames.pending_bytes:
-            events |= selectors.EVENT_WRITE
+        events = events_of(frames, is_read=True)
         if self._selector.get_key(frames).events != events:
             self._selector.modify(frames, events)

@@ -9,19 +9,16 @@ the step.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hpctrain import timeouts
 from hpctrain.control.local_socket import new_socket_name
+from hpctrain.execute.rank_forks import CLIENT, RankForks
 from hpctrain.plan.launch_plan import StepLauncher
-from hpctrain.worker import fork_client
 from hpctrain.worker.forked import explain_binding
 
-CLIENT = fork_client.__file__
-"""What a launcher starts in a rank's place."""
 
-
-class StepForkServers:
+class StepForkServers(RankForks):
     """What lets the ranks of steps be forked.
 
     Parameters
@@ -33,9 +30,9 @@ class StepForkServers:
     """
 
     def __init__(self, modules: Sequence[str], *, own_places: Sequence[str]) -> None:
+        super().__init__()
         asked = {"modules": [*modules], "own_places": [*own_places]}
         self._asked = json.dumps(asked, separators=(",", ":"))
-        self._reasons: list[str] = []
 
     def start(self) -> None:
         """Do nothing: each step starts its own."""
@@ -51,31 +48,12 @@ class StepForkServers:
     def command(
         self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
     ) -> list[str]:
-        """Return what a launcher is to start for the command of a rank.
-
-        Parameters
-        ----------
-        command
-            Of an ordinary rank.
-        environment
-            Of the launcher.
-        client
-            File of the client, where the ranks are.
-        """
+        """Return what a launcher is to start for the command of a rank."""
         # As a rule each rank has CPUs of its own.
         if reason := explain_binding(environment):
             self.note([reason])
             return [*command]
         return client_argv(new_socket_name(), command, client=client, asked=self._asked)
-
-    def note(self, reasons: Iterable[str]) -> None:
-        """Take why ranks were not forked, as they have sent it."""
-        self._reasons += reasons
-
-    def take_reasons(self) -> list[str]:
-        """Return why ranks were not forked, as far as that was not returned before."""
-        reasons, self._reasons = self._reasons, []
-        return list(dict.fromkeys(reasons))
 
     def await_idle(self) -> bool:
         """Return that no forked rank is left: they end with their step."""

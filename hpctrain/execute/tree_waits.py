@@ -52,7 +52,7 @@ def waits_in_trees(stack: str, seen: str) -> bool:
     stack
         As of `place_in_trees`.
     seen
-        The same thread as py-spy saw it; empty if nobody looked: then only a collective of
+        The same thread as py-spy saw it; empty without py-spy: then only a collective of
         LightGBM, which calls hpctrain back for it, tells that it waits.
     """
     place = place_in_trees(stack)

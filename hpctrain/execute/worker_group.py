@@ -23,14 +23,12 @@ from hpctrain.errors import ConfigError, LaunchError, WorkerError
 from hpctrain.execute.calls import Calls, CallsFunctions
 from hpctrain.execute.examine import Examiner
 from hpctrain.execute.explain import names_a_death
-from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
-from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.process import StepProcess
+from hpctrain.execute.rank_forks import CLIENT, RankForks
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
-from hpctrain.execute.step_fork_servers import CLIENT, StepForkServers
 from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
@@ -126,7 +124,7 @@ class WorkerGroup(CallsFunctions):
         container: RankContainer | None = None,
         node_environment: NodeEnvironment | None = None,
         note: Callable[[Brought], None] = lambda brought: None,
-        fork_server: ForkServers | OfferedForkServer | StepForkServers | None = None,
+        fork_server: RankForks | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
         attempt: int = 1,

@@ -10,9 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.executor import Executor
-from hpctrain.execute.fork_server import ForkServers
-from hpctrain.execute.offered_fork_server import OfferedForkServer
-from hpctrain.execute.step_fork_servers import StepForkServers
+from hpctrain.execute.rank_forks import RankForks
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.request import Submission
@@ -21,9 +19,7 @@ from hpctrain.plan.resources import Placement
 from hpctrain.rundir.trust import digest_spec
 
 
-def run_here(
-    submission: Submission, fork_server: ForkServers | OfferedForkServer | StepForkServers | None
-) -> None:
+def run_here(submission: Submission, fork_server: RankForks | None) -> None:
     """Run the run to its end in this process, and show how it goes.
 
     Not collective. The ranks are started with mpiexec on this machine, or with srun (or the site's

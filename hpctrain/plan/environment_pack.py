@@ -13,6 +13,12 @@ MARK = "hpctrain-pack "
 READY, FAILED, READS = "ready", "failed:", "reads the shared file:"
 """What nodes print of themselves."""
 
+SHARED_FILESYSTEMS = (
+    *("nfs", "lustre", "gpfs", "beegfs", "fhgfs", "panfs", "ceph", "afs", "smb", "cifs"),
+    *("ocfs2", "gfs", "pvfs", "orangefs", "wekafs"),
+)
+"""How the names of filesystems begin, for the kernel and ``stat``, that many machines mount."""
+
 # Ends when it gets SIGUSR1, and holds a lock until then. Signals of a preemption, and the warning
 # before the time limit, are for the ranks. Only programs of coreutils, findutils, util-linux, tar:
 # the Python that it brings is not there yet, and the shared one is not to be touched.
@@ -30,7 +36,7 @@ root=$place/hpctrain-packs-$user
 [ -d "$place" ] || fail "there is no directory $place"
 kind=$(stat -f -c %T -- "$place")
 case $kind in
-  nfs*|lustre|gpfs|beegfs|fhgfs|panfs|ceph|afs|smb*|cifs|ocfs2|gfs*|pvfs2|wekafs)
+  SHARED_FILESYSTEMS)
     fail "$place is on a filesystem that nodes share ($kind)";;
 esac
 enter() {
@@ -111,7 +117,7 @@ rm -f -- "$copy"
 flock -n -x 9 && rm -rf -- "$name"
 cd / && rmdir -- "$root" 2>/dev/null
 exit 0
-"""
+""".replace("SHARED_FILESYSTEMS", "|".join(f"{name}*" for name in SHARED_FILESYSTEMS))
 
 
 def unpack_argv(pack: EnvironmentPack, *, place: str, copy: str, patience_s: float) -> list[str]:

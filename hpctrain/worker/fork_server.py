@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from hpctrain import environ
 from hpctrain.worker.forked import ForkedRank, show_command
-from hpctrain.worker.forking import ForkServer, refuse_all, tell
+from hpctrain.worker.forking import ForkServer, refuse_all, resident_bytes, tell
 from hpctrain.worker.preload import PreloadError, origins, package_places, preload
 
 _MOST_PRINTED_BYTES = 2**16
@@ -63,7 +63,7 @@ def serve(
         ready=time.monotonic() - begun,
         origins=origins(),
         places=package_places(),
-        resident=_resident_bytes(),
+        resident=resident_bytes(os.getpid()),
     )
     return ForkServer(listener, owner, before=before, printed=_printed()).run()
 
@@ -86,11 +86,6 @@ def _ending_with(owner: socket.socket) -> Iterator[None]:
         yield
     finally:
         fcntl.fcntl(owner, fcntl.F_SETFL, flags & ~os.O_ASYNC)
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _printed() -> tuple[bytes, bytes]:

@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpctrain import timeouts
@@ -347,6 +348,15 @@ def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return what a process has in memory; 0 if it is gone. Not collective."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def tell(owner: socket.socket, **content: Any) -> None:

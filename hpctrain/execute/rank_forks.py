@@ -1,0 +1,63 @@
+"""`RankForks`: what lets the ranks of an executor be forked, wherever the fork server is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.worker import fork_client
+
+CLIENT = fork_client.__file__
+"""What a launcher starts in a rank's place."""
+
+
+class RankForks(ABC):
+    """Lets ranks be forked from a process that has imported their modules.
+
+    It is an offer: a rank that is not forked starts as an ordinary process.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start a server where this process has to, and do not wait for its imports."""
+
+    @abstractmethod
+    def tries(self, launcher: StepLauncher) -> bool:
+        """Return whether ranks of a launcher are forked."""
+
+    @abstractmethod
+    def command(
+        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+    ) -> list[str]:
+        """Return what a launcher is to start for the command of a rank.
+
+        Parameters
+        ----------
+        command
+            Of an ordinary rank.
+        environment
+            Of the launcher.
+        client
+            File of the client, where the ranks are.
+        """
+
+    def note(self, reasons: Iterable[str]) -> None:
+        """Take why ranks were not forked, as they have sent it."""
+        self._reasons += reasons
+
+    def take_reasons(self) -> list[str]:
+        """Return why ranks were not forked, as far as that was not returned before."""
+        reasons, self._reasons = self._reasons, []
+        return list(dict.fromkeys(reasons))
+
+    @abstractmethod
+    def await_idle(self) -> bool:
+        """Wait until no forked rank is left; return whether that is so."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the server where it is of this process."""
