@@ -26,7 +26,13 @@ from collections.abc import Iterator
 from hpctrain import environ
 from hpctrain.worker.forked import ForkedRank, show_command
 from hpctrain.worker.forking import ForkServer, refuse_all, resident_bytes, tell
-from hpctrain.worker.preload import PreloadError, origins, package_places, preload
+from hpctrain.worker.preload import (
+    PreloadError,
+    origins,
+    package_places,
+    preload,
+    take_finalizers,
+)
 
 _MOST_PRINTED_BYTES = 2**16
 
@@ -65,7 +71,12 @@ def serve(
         places=package_places(),
         resident=resident_bytes(os.getpid()),
     )
-    return ForkServer(listener, owner, before=before, printed=_printed()).run()
+    finalizers = take_finalizers()
+    forked = ForkServer(listener, owner, before=before, printed=_printed()).run()
+    if forked is None:
+        for finalizer in finalizers:
+            finalizer()
+    return forked
 
 
 @contextlib.contextmanager

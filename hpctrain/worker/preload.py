@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -11,7 +12,8 @@ import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 _HPCTRAIN = str(Path(__file__).parents[1]) + os.sep
@@ -48,15 +50,16 @@ def preload(names: Sequence[str], *, own_places: Sequence[str]) -> None:
     """
     refuse_kernel()
     refuse_customization()
-    for name in names:
-        if not _is_of_library(name):
-            continue
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            # The ranks fail at the same, and their errors are the ones that a person should see.
-            raise PreloadError(f"the import of {name} fails: {error!r}") from error
-        refuse_state(f"the import of {name}")
+    with _without_collections():
+        for name in names:
+            if not _is_of_library(name):
+                continue
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                # The ranks fail at the same, and a person should see their errors.
+                raise PreloadError(f"the import of {name} fails: {error!r}") from error
+            refuse_state(f"the import of {name}")
     if found := shadowed(own_places):
         raise PreloadError(
             f"{found} of yours has the name of a module that the fork server has imported from "
@@ -64,6 +67,36 @@ def preload(names: Sequence[str], *, own_places: Sequence[str]) -> None:
         )
     gc.collect()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Do not look for garbage: modules are none, and it takes a tenth of the time of imports."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        # Unless an import has set them.
+        if gc.get_threshold()[0] == 0:
+            gc.set_threshold(*thresholds)
+
+
+def take_finalizers() -> list[weakref.finalize[..., object]]:
+    """Return what the imports leave to the exit by `weakref.finalize`, and keep it from ranks.
+
+    Not collective. A temporary directory, for one, is that of all ranks: the server removes it once
+    the last of them has ended. The operators of torch, whose libraries would each be taken apart,
+    end with the process.
+    """
+    finalizers = list(weakref.finalize._registry)  # type: ignore[attr-defined]
+    for finalizer in finalizers:
+        finalizer.atexit = False
+    return [
+        finalizer
+        for finalizer in finalizers
+        if (found := finalizer.peek()) and found[1].__module__ != "torch.library"
+    ]
 
 
 def refuse_kernel() -> None:

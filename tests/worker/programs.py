@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 STATE = """
-    import json, os, resource, signal, stat, sys
+    import gc, json, os, resource, signal, stat, sys
 
     status = open("/proc/self/status").read()
     print(json.dumps({
@@ -39,6 +39,7 @@ STATE = """
         "comm": open("/proc/self/comm").read(),
         "buffering": [sys.stdout.line_buffering, sys.stderr.line_buffering, sys.stdin.isatty()],
         "threads": len(os.listdir("/proc/self/task")),
+        "collections": [gc.isenabled(), gc.get_threshold()],
         "leads": os.getpgid(0) == os.getpid(),
     }))
     print(os.getpid())

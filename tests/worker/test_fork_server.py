@@ -409,6 +409,35 @@ def library(tmp_path: Path, variables: dict[str, str]) -> Callable[[str], None]:
     return install
 
 
+def test_what_an_import_tidies_up_at_exit_is_there_until_the_last_rank_has_ended(
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    library("import tempfile\n\nscratch = tempfile.TemporaryDirectory()")
+    program = Program(tmp_path, variables, "import library; print(library.scratch.name)")
+    servers = make_servers("library")
+    argv = servers.command(program.plain, variables)
+    (name,) = {program.run(argv).stdout.strip() for _ in range(3)}
+    assert servers.take_reasons() == []
+    assert Path(name).is_dir()
+    servers.close()
+    assert not Path(name).exists()
+
+
+def test_what_a_rank_itself_leaves_to_its_exit_is_done(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    source = "import tempfile\nscratch = tempfile.TemporaryDirectory()\nprint(scratch.name)"
+    program = Program(tmp_path, variables, source)
+    servers = make_servers()
+    done = program.run(servers.command(program.plain, variables))
+    assert servers.take_reasons() == []
+    assert done.stdout
+    assert not Path(done.stdout.strip()).exists()
+
+
 def test_a_thread_that_starts_after_the_imports_is_a_reason_not_to_fork(
     tmp_path: Path,
     variables: dict[str, str],
