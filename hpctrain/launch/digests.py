@@ -15,7 +15,6 @@ from hpctrain.config import CheckpointConfig, RunConfig, Stop
 from hpctrain.errors import ConfigError
 from hpctrain.plan.modules import ModuleFinder, combine
 from hpctrain.plan.spec import ValidationSpec, WorkerSpec, make_fingerprint, pack
-from hpctrain.rundir.manifest import MOST_BYTES
 from hpctrain.rundir.reading import read_content
 
 FUNCTION = "training function"
@@ -142,6 +141,8 @@ def identify_checkpoint(path: Path | None) -> str | None:
     """
     if path is None:
         return "None"
+    from hpctrain.rundir.manifest import MOST_BYTES
+
     try:
         content = read_content(path / MANIFEST_NAME, most=MOST_BYTES)
     except OSError:

@@ -14,7 +14,6 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.pack.contents import digest_editable, find_environment
 from hpctrain.pack.header import EnvironmentPack, distributions_of, read_pack
 from hpctrain.rundir.trust import check_owner
 from hpctrain.slurm_config import SlurmConfig
@@ -91,6 +90,8 @@ def _refuse_foreign(path: Path) -> None:
 
 def _refuse_edits(pack: EnvironmentPack, digest: str, *, again: str) -> None:
     """Refuse a pack whose modules were edited since, which no version tells."""
+    from hpctrain.pack.contents import digest_editable, find_environment
+
     environment = find_environment([Path(place) for place in pack.further])
     if digest_editable(environment) == digest:
         return

@@ -1,4 +1,7 @@
-"""What ``fit()`` does, in every home."""
+"""What ``fit()`` does, in every home.
+
+What begins a run is imported late: on a laptop ranks have begun to import before.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,6 @@ from hpctrain import environ
 from hpctrain.config import ExistingPolicy
 from hpctrain.errors import ConfigError
 from hpctrain.launch import inspection
-from hpctrain.launch.begin import begin_or_find
-from hpctrain.launch.claim import claimed
-from hpctrain.launch.existing import Existing
-from hpctrain.launch.handle import RunHandle
-from hpctrain.launch.record import write_plan_and_spec
 from hpctrain.launch.request import (
     Request,
     Submission,
@@ -25,19 +23,19 @@ from hpctrain.launch.request import (
     override_slurm,
 )
 from hpctrain.launch.run_spec import make_spec
-from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.modules import ModuleFiles
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory
 
 if TYPE_CHECKING:
     from hpctrain.launch.background import RunSlot
+    from hpctrain.launch.existing import Existing
+    from hpctrain.launch.handle import RunHandle
 
 
 def fit(request: Request) -> Result:
@@ -95,8 +93,10 @@ def _fit_on_this_machine(submission: Submission) -> Result:
 
     fork_server = fork_server_for(submission.plan, submission.spec.settings)
     with contextlib.closing(fork_server) if fork_server else contextlib.nullcontext():
-        # It imports while the run is written down.
         before = fork_server.start if fork_server else None
+        if before is not None and not submission.request.paths.status.exists() and not _is_shown():
+            # It imports while this process imports what begins a run.
+            before()
         existing = _begin_or_find(submission, before=before)
         if existing.begins:
             from hpctrain.launch.here import run_here
@@ -109,6 +109,8 @@ def _fit_on_this_machine(submission: Submission) -> Result:
 
 def _follow_to_end(submission: Submission, existing: Existing) -> None:
     """Show a run that another process runs, or leave it; nothing, if it is finished."""
+    from hpctrain.launch.existing import Existing
+
     request = submission.request
     if existing is Existing.FINISHED:
         return
@@ -175,6 +177,9 @@ def submit_prepared(
     ConfigError, LaunchError
         As of `submit`.
     """
+    from hpctrain.launch.existing import Existing
+    from hpctrain.launch.handle import RunHandle
+
     in_background = submission.plan.launcher != "slurm"
     existing = _begin_or_find(
         submission, in_background=in_background, slot=slot, policy=policy, warns=warns
@@ -197,6 +202,11 @@ def _find_launcher(request: Request) -> str:
 
         refuse_ended_allocation()
     return launcher
+
+
+def _is_shown() -> bool:
+    """Return whether the run is only to be looked at."""
+    return inspection.requested() is not None or environ.dry_run_requested()
 
 
 def _begin_or_find(
@@ -224,6 +234,9 @@ def _begin_or_find(
 
         print_plan(submission)
         raise SystemExit(0)
+    from hpctrain.launch.begin import begin_or_find
+    from hpctrain.launch.existing import Existing
+
     check_run_directory(request.paths.root)
     _await_submission(request.paths)
     begin = partial(_begin, submission, in_background=in_background, slot=slot, before=before)
@@ -280,6 +293,9 @@ def prepare(
 
 def _await_submission(paths: RunPaths) -> None:
     """Wait while another process submits the run; see what became of one that no longer does."""
+    from hpctrain.launch.claim import claimed
+    from hpctrain.launch.settle import read_settled_status
+
     status = read_settled_status(paths)
     if status is not None and status.state is RunState.SUBMITTING:
         with claimed(paths):
@@ -295,6 +311,8 @@ def _begin(
     before: Callable[[], None] | None,
 ) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
+    from hpctrain.launch.record import write_plan_and_spec
+
     request = submission.request
     if before is not None:
         before()
@@ -318,6 +336,7 @@ def _begin(
         start_in_background(submission, slot)
     else:
         from hpctrain.execute.initial_status import initial_status
+        from hpctrain.rundir.run_record import RunRecord
 
         # From here on other processes see that this one runs the run.
         status = initial_status(request.paths, submission.plan, request.run_config)

@@ -153,10 +153,10 @@ def test_a_job_does_not_wait_for_warnings_of_its_limits(
         order.append("other processes may go on")
         return Existing.NEW
 
-    monkeypatch.setattr(fit, "begin_or_find", begin_or_find)
+    monkeypatch.setattr("hpctrain.launch.begin.begin_or_find", begin_or_find)
     monkeypatch.setattr(fit, "check_run_directory", lambda root: None)
     for module, name in (
-        ("fit", "write_plan_and_spec"),
+        ("record", "write_plan_and_spec"),
         ("slurm", "submit_job"),
         ("precheck", "warn_of_limits"),
     ):
