@@ -1,7 +1,8 @@
 """`ForkServers`: the process of this machine that imports for all ranks, attempt after attempt.
 
 The server itself is `hpctrain.worker.fork_server`. It is an offer: a rank that it cannot start, for
-whichever reason, starts as if there were none.
+whichever reason, starts as if there were none. It is to start early in a process that will import
+much, so that this module imports little.
 """
 
 from __future__ import annotations
@@ -19,15 +20,12 @@ from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
-from hpctrain.execute.offered_fork_server import OfferedForkServer
-from hpctrain.execute.rank_forks import CLIENT, RankForks
-from hpctrain.execute.step_fork_servers import StepForkServers, client_argv
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.modules import is_own_place
 from hpctrain.plan.spec import RankSettings
 from hpctrain.worker.bootstrap import thread_variables
-from hpctrain.worker.forking import resident_bytes
 
 # Room for the command of a rank in the arguments of the server, whose forks show it there.
 _PADDING = 2048
@@ -55,11 +53,15 @@ def fork_server_for(
     if not is_possible or not environ.wants_fork_server() or plan.container:
         return None
     if offered and plan.launcher == "local":
+        from hpctrain.execute.offered_fork_server import OfferedForkServer
+
         return OfferedForkServer(offered)
     if not settings.preload:
         return None
     own_places = [path for path in settings.sys_path if is_own_place(path)]
     if plan.in_job:
+        from hpctrain.execute.step_fork_servers import StepForkServers
+
         return StepForkServers(settings.preload, own_places=own_places)
     return ForkServers(
         settings.preload,
@@ -249,6 +251,8 @@ class _Server:
     @property
     def has_grown(self) -> bool:
         """Whether it has much more in memory than when it was ready."""
+        from hpctrain.worker.forking import resident_bytes
+
         most = self._ready_bytes * _MOST_GROWN + _MOST_GROWN_BYTES
         return self._ready_bytes > 0 and resident_bytes(self.pid) > most
 

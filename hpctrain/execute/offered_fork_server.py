@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
-from hpctrain.execute.rank_forks import CLIENT, RankForks
-from hpctrain.execute.step_fork_servers import client_argv
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.forking import AWAIT_END, IDLE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from hpctrain import timeouts
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker import fork_client
 
@@ -61,3 +62,23 @@ class RankForks(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the server where it is of this process."""
+
+
+def client_argv(
+    name: str, command: Sequence[str], *, client: str = CLIENT, asked: str = ""
+) -> list[str]:
+    """Return the command of a fork client. Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the server's socket.
+    command
+        Of an ordinary rank.
+    client
+        File of the client.
+    asked
+        What the server of a step is to import; empty where the server is there.
+    """
+    limits = (f"{timeouts.FORK_SERVER_S:g}", f"{timeouts.FORK_CLIENTS_S:g}")
+    return [command[0], "-I", "-S", client, name, *limits, asked, *command]

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from hpctrain import timeouts
 from hpctrain.control.local_socket import new_socket_name
-from hpctrain.execute.rank_forks import CLIENT, RankForks
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.forked import explain_binding
 
@@ -61,23 +60,3 @@ class StepForkServers(RankForks):
 
     def close(self) -> None:
         """Do nothing: each server ends with its step."""
-
-
-def client_argv(
-    name: str, command: Sequence[str], *, client: str = CLIENT, asked: str = ""
-) -> list[str]:
-    """Return the command of a fork client. Not collective.
-
-    Parameters
-    ----------
-    name
-        Of the server's socket.
-    command
-        Of an ordinary rank.
-    client
-        File of the client.
-    asked
-        What the server of a step is to import; empty where the server is there.
-    """
-    limits = (f"{timeouts.FORK_SERVER_S:g}", f"{timeouts.FORK_CLIENTS_S:g}")
-    return [command[0], "-I", "-S", client, name, *limits, asked, *command]

@@ -26,7 +26,6 @@ from hpctrain.launch.run_spec import make_spec
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.modules import ModuleFiles
-from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from hpctrain.launch.background import RunSlot
     from hpctrain.launch.existing import Existing
     from hpctrain.launch.handle import RunHandle
+    from hpctrain.result import Result
 
 
 def fit(request: Request) -> Result:
@@ -70,9 +70,17 @@ def fit_prepared(submission: Submission) -> Result:
     ConfigError, LaunchError, TrainingFailedError
         As of `fit`.
     """
-    request, launcher = submission.request, submission.plan.launcher
-    if launcher == "local":
-        return _fit_on_this_machine(submission)
+    if submission.plan.launcher == "local":
+        _run_on_this_machine(submission)
+    else:
+        _run(submission)
+    from hpctrain.result import Result
+
+    return Result.from_path(submission.request.paths.root)
+
+
+def _run(submission: Submission) -> None:
+    launcher = submission.plan.launcher
     existing = _begin_or_find(submission)
     if existing.begins and launcher == "inline":
         from hpctrain.launch.inline import run_inline
@@ -85,10 +93,9 @@ def fit_prepared(submission: Submission) -> Result:
         run_here(submission, fork_server_for(submission.plan, submission.spec.settings))
     else:
         _follow_to_end(submission, existing)
-    return Result.from_path(request.paths.root)
 
 
-def _fit_on_this_machine(submission: Submission) -> Result:
+def _run_on_this_machine(submission: Submission) -> None:
     from hpctrain.execute.fork_server import fork_server_for
 
     fork_server = fork_server_for(submission.plan, submission.spec.settings)
@@ -104,7 +111,6 @@ def _fit_on_this_machine(submission: Submission) -> Result:
             run_here(submission, fork_server)
         else:
             _follow_to_end(submission, existing)
-    return Result.from_path(submission.request.paths.root)
 
 
 def _follow_to_end(submission: Submission, existing: Existing) -> None:
