@@ -282,6 +282,9 @@ TREE_PLACE_S = Timeout(
     "the executor to give an agent another parent, if it has not refused the connection",
     "the executor counts as lost",
 )
+TREE_JOIN_S = Timeout(
+    60.0, "tree_join", "an agent that has asked for its place to join", "its connection is closed"
+)
 FULL_LINK_S = Timeout(
     60.0,
     "full_link",

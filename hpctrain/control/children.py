@@ -34,7 +34,7 @@ class Child:
         self.pending_bytes = 0
         """What waited for it at the last tick."""
         self.num_stuck = 0
-        """Ticks in which it has taken nothing, though much waits."""
+        """Ticks in which it has taken nothing, though much waits, or has not joined."""
 
 
 class Children:
@@ -172,11 +172,13 @@ class Children:
     def drop_stuck(self, max_ticks: int) -> None:
         """End connections of those that have taken nothing for so many ticks, though much waits.
 
-        They hold up what is for the others. One that lives looks for another parent.
+        They hold up what is for the others. One that lives looks for another parent. So does one
+        that has not joined.
         """
         for child in list(self._children):
             pending = child.frames.pending_bytes
-            is_stuck = pending > MAX_PENDING_BYTES and pending >= child.pending_bytes
+            takes_nothing = pending > MAX_PENDING_BYTES and pending >= child.pending_bytes
+            is_stuck = takes_nothing or child.index is None
             child.pending_bytes = pending
             child.num_stuck = child.num_stuck + 1 if is_stuck else 0
             if child.num_stuck > max_ticks:

@@ -154,6 +154,7 @@ class Hub:
             self.send_agents("beat")
             if self._root is not None:
                 self._root.acknowledge()
+                self._root.drop_silent(now)
         # What a dying rank has sent, and its death, precede what its peers report of it.
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from hpctrain import timeouts
 from hpctrain.control.batches import pack, unpack
 from hpctrain.control.beats import decode_beats
 from hpctrain.control.children import encode_numbers
@@ -41,6 +42,9 @@ class _Trunk:
     def __init__(self, frames: FrameSocket) -> None:
         self.frames = frames
         self.index: int | None = None
+        """Of the child; None before it has joined."""
+        self.since: float | None = None
+        """When it was first seen without one."""
 
 
 class Branch:
@@ -148,6 +152,16 @@ class Root:
         if living:
             self._sent.acknowledge(min(branch.reached for branch in living))
         self._acknowledge([b for b in living if b.received > b.acknowledged])
+
+    def drop_silent(self, now: float) -> None:
+        """Free the descriptors of those that have asked for a place, and have lost their power."""
+        for trunk in list(self._trunks):
+            if trunk.index is not None:
+                continue
+            if trunk.since is None:
+                trunk.since = now
+            elif now - trunk.since > timeouts.TREE_JOIN_S:
+                self._drop(trunk)
 
     def close(self) -> None:
         """Close all connections."""

@@ -27,13 +27,13 @@ class Parent:
             changed=lambda: None,
             lost=lambda child: self.lost.append(child.index),
         )
-        self.ends = [self._connect() for _ in range(2)]
+        self.ends = [self.connect() for _ in range(2)]
         for end, index in ((0, 3), (1, 4), (0, 7)):
             self.ends[end].post(encode_frame({"op": "join", "node": index, "count": 1}))
         while self.children.num_below < 3:
             self.loop.turn(10.0)
 
-    def _connect(self) -> FrameSocket:
+    def connect(self) -> FrameSocket:
         mine, others = socket.socketpair()
         self.children.admit(others, CREDENTIALS.seal(EXECUTOR, NONCES))
         return FrameSocket(mine, CREDENTIALS.seal(AGENT, NONCES))
@@ -128,3 +128,13 @@ def test_a_child_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(paren
     assert not parent.ends[0].closed
     parent.ends[1].receive()
     assert parent.ends[1].closed
+
+
+def test_a_child_that_does_not_join_is_cut_off(parent: Parent):
+    end = parent.connect()
+    for _ in range(3):
+        parent.children.drop_stuck(2)
+    end.receive()
+    assert end.closed
+    assert parent.children.num_below == 3
+    end.close()

@@ -13,6 +13,7 @@ from hpctrain.control.batches import pack, unpack
 from hpctrain.control.proof import AGENT, EXECUTOR, Credentials
 from hpctrain.control.root import Branch, Root
 from hpctrain.control.wire import PROTOCOL, Frame, FrameSocket, encode_frame
+from hpctrain.timeouts import TREE_JOIN_S
 
 CREDENTIALS = Credentials(b"s" * 32, run="/runs/one", attempt=1)
 NONCES = b"n" * 64
@@ -217,6 +218,25 @@ def test_the_late_end_of_an_old_connection_does_not_lose_an_agent_that_has_joine
     new.close()
     played.poll()
     assert played.gone == [0]
+
+
+def test_an_agent_that_has_only_asked_is_cut_off_after_a_time_and_one_that_has_joined_is_not(
+    played: Played,
+):
+    joined, asked, silent = (played.connect() for _ in range(3))
+    played.ask(joined)
+    played.join(joined, 0, 1)
+    played.ask(asked)
+    for now in (1000.0, 1000.0 + TREE_JOIN_S):
+        played.root.drop_silent(now)
+        assert played.root.num_connections == 3
+    played.root.drop_silent(1000.1 + TREE_JOIN_S)
+    assert played.root.num_connections == 1
+    assert [asked.receive(), silent.receive()] == [[], []]
+    assert (asked.closed, silent.closed, joined.closed) == (True, True, False)
+    # It can ask again.
+    again = played.connect()
+    assert played.ask(again, index=1).op == "placed"
 
 
 @pytest.mark.parametrize("node", [-1, 1, 7, "0", None])
