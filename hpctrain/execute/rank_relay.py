@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from hpctrain.control import local_socket
+from hpctrain.control.children import MAX_PENDING_BYTES
 from hpctrain.control.event_loop import events_of
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
@@ -50,6 +51,8 @@ class RankRelay:
         self._memory = MemoryWatch()
         self._temporary: dict[FrameSocket, tuple[str, int]] = {}
         self._selector = selectors.DefaultSelector()
+        self._is_full = False
+        """Whether the executor has so much to receive that ranks are not read."""
 
     def serve(self, listener: socket.socket) -> None:
         """Pass frames on until the executor is gone, or ends it; then close all connections.
@@ -77,6 +80,8 @@ class RankRelay:
 
     def _end(self) -> None:
         # Ranks that are left see the end of their stream, and leave.
+        for frames in self._ranks:
+            frames.close()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, (FrameSocket, socket.socket)):
                 key.fileobj.close()
@@ -119,7 +124,8 @@ class RankRelay:
             rank = self._ranks.pop(frames)
             memory = self._memory.remove(frames)
             temporary = self._temporary.pop(frames, None)
-            self._selector.unregister(frames)
+            if frames in self._selector.get_map():
+                self._selector.unregister(frames)
             frames.close()
             if rank is not None:
                 self._send("lost", rank=rank, memory=memory)
@@ -168,6 +174,18 @@ class RankRelay:
     def _watch(self, frames: FrameSocket) -> None:
         if frames.closed:
             return
-        events = events_of(frames, is_read=True)
-        if self._selector.get_key(frames).events != events:
+        if frames is self._uplink and self._is_full != (
+            is_full := frames.pending_bytes > MAX_PENDING_BYTES
+        ):
+            self._is_full = is_full
+            for of_rank in self._ranks:
+                self._watch(of_rank)
+        events = events_of(frames, is_read=frames is self._uplink or not self._is_full)
+        key = self._selector.get_map().get(frames)
+        if key is None:
+            if events:
+                self._selector.register(frames, events)
+        elif not events:
+            self._selector.unregister(frames)
+        elif key.events != events:
             self._selector.modify(frames, events)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpctrain.control import local_socket
+from hpctrain.control.children import MAX_PENDING_BYTES
 from hpctrain.control.link import Link
 from hpctrain.control.proof import Seal
 from hpctrain.control.wire import Frame, FrameSocket, encode_frame
@@ -28,8 +29,8 @@ class Relayed:
         self.executor = FrameSocket(mine, Seal(*KEYS))
         self.name = local_socket.new_socket_name()
         listener = local_socket.listen(self.name, backlog=BACKLOG)
-        relay = RankRelay(attempt=1, uplink=uplink, seal=Seal(*KEYS[::-1]), name="node7")
-        self.thread = threading.Thread(target=relay.serve, args=(listener,), daemon=True)
+        self.relay = RankRelay(attempt=1, uplink=uplink, seal=Seal(*KEYS[::-1]), name="node7")
+        self.thread = threading.Thread(target=self.relay.serve, args=(listener,), daemon=True)
         self.thread.start()
         self.links: list[Link] = []
         self.received: list[Frame] = []
@@ -112,3 +113,41 @@ def test_ranks_are_let_go_when_the_connection_is_not_the_executors_any_more(
     else:
         relayed.raw.sendall(b"\0\0\0\1x" + bytes(16))
     assert link.next_command() is None
+
+
+def test_ranks_wait_while_the_executor_receives_nothing_and_nothing_is_lost(relayed: Relayed):
+    links = [relayed.connect(rank) for rank in (0, 1)]
+    for _ in links:
+        relayed.await_frame("hello")
+    reports, body = 12, b"x" * (MAX_PENDING_BYTES // 4)
+
+    def send(link: Link) -> None:
+        for number in range(reports):
+            link.post("part", body, report=number)
+
+    senders = [threading.Thread(target=send, args=(link,), daemon=True) for link in links]
+    for sender in senders:
+        sender.start()
+    wait_until(lambda: relayed.relay._is_full, "the relay goes on reading")
+    for sender in senders:
+        sender.join(LIMIT_S)
+    # It holds a small part of the 96 MiB. The rest is in the ranks.
+    assert relayed.relay._uplink.pending_bytes <= 2 * MAX_PENDING_BYTES
+    parts = [relayed.await_frame("part").header for _ in range(2 * reports)]
+    for rank in (0, 1):
+        assert [p["report"] for p in parts if p["rank"] == rank] == list(range(reports))
+    links[1].close()
+    assert relayed.await_frame("lost").header["rank"] == 1
+
+
+def test_ranks_that_are_not_read_see_the_end_of_the_executor(relayed: Relayed):
+    link = relayed.connect(0)
+    relayed.await_frame("hello")
+    body = b"x" * (2 * MAX_PENDING_BYTES)
+    sender = threading.Thread(target=link.post, args=("part", body), daemon=True)
+    sender.start()
+    wait_until(lambda: relayed.relay._is_full, "the relay goes on reading")
+    relayed.executor.close()
+    assert link.next_command() is None
+    sender.join(LIMIT_S)
+    assert not sender.is_alive()
