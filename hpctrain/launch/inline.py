@@ -12,6 +12,7 @@ from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.attempt_start import AttemptStart
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.recorder import Recorder
+from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.frames import format_user_traceback
 from hpctrain.launch.inline_ranks import InlineChannel, InlineRanks, StopAtOnce
 from hpctrain.launch.interrupt import explain_interrupt
@@ -89,7 +90,7 @@ def _run_attempt(
         raise
     finally:
         recorder.end_attempt(error=error, reports=attempt.tracker.reports)
-        failure = as_failure(error, world, checkpoint=recorder.checkpoint_path())
+        failure = _as_failure(error, attempt.tracker, world, checkpoint=recorder.checkpoint_path())
         recorder.end(failure)
         if isinstance(error, KeyboardInterrupt):
             explain_interrupt(error, submission, recorder.checkpoint_path())
@@ -97,14 +98,15 @@ def _run_attempt(
             show_as(error, f"hpctrain: {failure}")
 
 
-def as_failure(
-    error: BaseException | None, world: World, *, checkpoint: Path | None = None
+def _as_failure(
+    error: BaseException | None, tracker: AttemptTracker, world: World, *, checkpoint: Path | None
 ) -> BaseException | None:
-    """Return what is written down of an exception of the training function. Not collective."""
+    """Return what is written down of an exception of the training function."""
     if error is None or isinstance(error, (HpctrainError, KeyboardInterrupt)):
         return error
+    where = f"after report {tracker.reports}" if tracker.reports else f"in phase {tracker.phase}"
     return WorkerError(
-        f"rank 0 of 1 on {world.hostname} failed: {type(error).__name__}: {error}\n"
+        f"rank 0 of 1 on {world.hostname} failed {where}: {type(error).__name__}: {error}\n"
         f"  Last complete checkpoint: {checkpoint or 'none'}\n\n"
         f"{format_user_traceback(error, HpctrainError)}",
         rank=0,

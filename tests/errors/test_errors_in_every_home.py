@@ -98,7 +98,7 @@ def test_a_login_node_and_an_allocation_show_it_once(
 def test_in_this_interpreter(run_script: Any, command: list[str]) -> None:
     outcome = run_script(script(workers=0), command=[sys.executable, *command])
     assert outcome.err == (
-        "hpctrain: rank 0 of 1 on HOST failed: KeyError: 'learning_rate'\n"
+        "hpctrain: rank 0 of 1 on HOST failed in phase training: KeyError: 'learning_rate'\n"
         "  Last complete checkpoint: none\n"
         + RUN
         + (TRACEBACK.replace("DIR/", "") if command else TRACEBACK)
@@ -251,7 +251,7 @@ Traceback (most recent call last):
         + f"""
 {frame}KeyError: 'learning_rate'
 [3]
-hpctrain: rank 0 of 1 on HOST failed: KeyError: 'learning_rate'
+hpctrain: rank 0 of 1 on HOST failed in phase training: KeyError: 'learning_rate'
   Last complete checkpoint: none
 {RUN}
 {frame}    print(config["learning_rate"])
