@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     import pyarrow.fs
 
 
+# Other fields of a report are not the user's.
+_COLUMNS = ("report", "attempt", "time", "checkpoint")
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of the ranks."""
@@ -217,7 +221,7 @@ class Result:
             ) from error
         return pandas.DataFrame(
             [
-                {**{k: v for k, v in report.items() if k != "metrics"}, **report["metrics"]}
+                {**{k: report[k] for k in _COLUMNS if k in report}, **report["metrics"]}
                 for report in self._reports
             ]
         )

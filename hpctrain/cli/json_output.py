@@ -304,6 +304,11 @@ _REPORTED_RUN = (
     ("gpu_hours_useful", "number|null", "of these, ``training``"),
     ("gpu_hours_lost", "number|null", "of these, ``repeated``, ``lost`` and ``restart``"),
     ("uses", "array of use", "what its time went into"),
+    (
+        "training_parts",
+        "array of training part",
+        "what ``training`` of these consists of; empty if nothing is known of it",
+    ),
     ("intervals", "array of interval", "the same in order, from ``began_at`` to ``until``"),
     ("metrics", "array of metric", "its metrics that are numbers"),
     ("checkpoints", "array of saved checkpoint", "those that are there, the oldest first"),
@@ -319,6 +324,28 @@ _USE = (
     ("seconds", "number", "wall time"),
     ("core_hours", "number|null", "null if not known"),
     ("gpu_hours", "number|null", "null if not known"),
+)
+_TRAINING_PART = (
+    (
+        "part",
+        "string",
+        "``compute``, ``data``, ``checkpoint`` or ``collective``: see :doc:`report`",
+    ),
+    ("seconds", "number|null", "mean of the ranks; null if it is seen in no attempt"),
+    (
+        "unseen_seconds",
+        "number",
+        "seconds of the training in which it is not seen, or not all of it: see ``compute``",
+    ),
+    ("attempt", "integer|null", "attempt in which it took most; null of ``compute``"),
+    (
+        "most_seconds",
+        "number|null",
+        "of the rank with the most, in that attempt; null if only one rank is known",
+    ),
+    ("most_rank", "integer|null", "that rank"),
+    ("least_seconds", "number|null", "of the rank with the least, in that attempt"),
+    ("least_rank", "integer|null", "that rank"),
 )
 _INTERVAL = (
     ("use", "string", "as above"),
@@ -476,6 +503,7 @@ FIELDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "difference": _DIFFERENCE,
     "reported run": _REPORTED_RUN,
     "use": _USE,
+    "training part": _TRAINING_PART,
     "interval": _INTERVAL,
     "metric": _METRIC,
     "saved checkpoint": _SAVED_CHECKPOINT,

@@ -184,6 +184,14 @@ def _summary(run: RunFacts) -> list[tuple[str, str]]:
             for share in sorted(used.shares, key=lambda share: -share.seconds)
         ]
         rows.append(("time", f"{format_span(used.seconds)}: {', '.join(parts)}"))
+    if used.parts:
+        trained = sum(each.seconds or 0.0 for each in used.parts)
+        parts = [
+            f"{each.part.value} "
+            f"{'not seen' if each.seconds is None else percent(each.seconds, trained)}"
+            for each in used.parts
+        ]
+        rows.append(("training", f"{format_span(trained)}: {', '.join(parts)}"))
     for kind, total, useful, lost in (
         ("core-hours", used.core_hours, used.useful[0], used.lost[0]),
         ("GPU-hours", used.gpu_hours, used.useful[1], used.lost[1]),

@@ -19,6 +19,7 @@ from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over,
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
 from hpctrain.data.window import PIECE_BYTES, Memory
 from hpctrain.errors import ConfigError
+from hpctrain.loop_time import timed
 
 _OF_A_STATE = {"epoch", "taken", "mixing"}
 
@@ -173,7 +174,7 @@ class Epochs:
             if settings is None or settings.loads != self._loads:
                 settings = self._begin(batch_size=size, tail=tail, **how)
             batches = self._batches(settings)
-            return batches if made is None else map(made, batches)
+            return timed(batches if made is None else map(made, batches))
 
         return SizedPasses(begin, len(self._whole(size, tail)))
 

@@ -233,6 +233,7 @@ class AttemptLoop:
             note=run_record.note,
             attempt=run_record.status.attempt,
             advice=self._advise_on_slow_node,
+            on_times=self._recorder.loop_waits.sample,
         )
 
     def _advise_on_slow_node(self, slow: SlowNode) -> str:

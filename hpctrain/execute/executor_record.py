@@ -119,6 +119,12 @@ class ExecutorRecord:
         return sum(event["event"] == "attempt-started" for event in self._events)
 
     @property
+    def most_reports(self) -> int:
+        """Number of the last report that is known of an attempt, over all jobs of the run."""
+        ended = (e for e in self._events if e["event"] == "attempt-ended")
+        return max([self.status.reports, *(e.get("reports") or 0 for e in ended)])
+
+    @property
     def attempt_seconds(self) -> float:
         """Seconds that attempts which have ended lasted, over all jobs of the run."""
         began = {e["attempt"]: e["time"] for e in self._events if e["event"] == "attempt-started"}

@@ -26,6 +26,7 @@ from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.expected_metrics import ExpectedMetrics
 from hpctrain.execute.explain import name_next_step
 from hpctrain.execute.failure_policy import classify_attempt_end, describe_cause
+from hpctrain.execute.loop_waits import LoopWaits
 from hpctrain.execute.rank_requests import RankRequests
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.run_end import describe_run_end
@@ -78,6 +79,8 @@ class Recorder:
         """Whether the run is to stop, and why."""
         self.stop_listener = StopListener()
         """What says that there may be a request to stop, before it is looked for by itself."""
+        self.loop_waits = LoopWaits()
+        """For how long the ranks of this attempt wait, and for what."""
         self._warned: set[str] = set()
         self._config = run_config
         self._callbacks = CallbackCalls(run_config.callbacks, self.run_record)
@@ -166,6 +169,7 @@ class Recorder:
             first_report=start.first_report, seconds_before=run_record.attempt_seconds
         )
         self._requests.begin_attempt()
+        self.loop_waits = LoopWaits(run_record.most_reports)
         run_record.advance(
             RunEvent.STARTED,
             attempt=attempt,
@@ -203,6 +207,7 @@ class Recorder:
             saved=self.checkpoints.saved,
             checkpoint=self.checkpoints.latest_name,
             nodes=list(self.run_record.status.nodes),
+            waits=self.loop_waits.to_json(),
         )
         self.run_record.change_later(reports=reports)
         self.checkpoints.end_attempt()
@@ -210,6 +215,7 @@ class Recorder:
     def record(self, round_: ReportRound, broadcast: Callable[..., None]) -> None:
         """Take in a report of all ranks: commit its checkpoint, call callbacks, apply the rule."""
         self._last_line = round_.lines[0]
+        self.loop_waits.take(round_)
         warn_of_validations(round_, self._warned)
         checkpoint = self.checkpoints.commit(round_, broadcast) if round_.parts else None
         if not self._expected.is_settled:

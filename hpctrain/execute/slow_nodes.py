@@ -13,7 +13,7 @@ from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.stragglers import SlowRank, StepHistory
 from hpctrain.log import log
 from hpctrain.worker.load import explain_load
-from hpctrain.worker.step_times import decode_step_times
+from hpctrain.worker.step_times import StepTimes, decode_step_times
 
 _LEAST_INTERVAL_S = 0.5
 # Where there are no times: the backend has none, or steps take long.
@@ -69,6 +69,8 @@ class SlowNodes:
         Number of the attempt.
     advice
         Returns what a person can do about a node.
+    on_times
+        Is given the times of steps, by rank, whenever ranks have answered.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class SlowNodes:
         note: Callable[..., None],
         attempt: int,
         advice: Callable[[SlowNode], str],
+        on_times: Callable[[Mapping[int, Sequence[StepTimes]]], None] = lambda times: None,
     ) -> None:
         self._progress = progress
         self._broadcast = broadcast
@@ -87,6 +90,7 @@ class SlowNodes:
         self._note = note
         self._attempt = attempt
         self._advice = advice
+        self._on_times = on_times
         self._history = StepHistory(world_size=len(progress))
         self._ask_at = time.monotonic() + _LEAST_INTERVAL_S
         self._asked_at: float | None = None
@@ -128,9 +132,9 @@ class SlowNodes:
     def _take(self, now: float) -> None:
         answers = self._progress.step_times
         before = self._history
-        self._history = before.after(
-            {rank: decode_step_times(body) for rank, (body, _) in answers.items()}
-        )
+        times = {rank: decode_step_times(body) for rank, (body, _) in answers.items()}
+        self._history = before.after(times)
+        self._on_times(times)
         cost_s = max(cost_us for _, cost_us in answers.values()) / 1e6
         own_s = time.monotonic() - now
         least_s = max(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from hpctrain.errors import ConfigError
 from hpctrain.horovod.connections import GlooConnections
+from hpctrain.loop_time import LoopTime
 from hpctrain.plan import spec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import temporary_prefix
@@ -49,6 +50,8 @@ class WorkerSession:
         """Whether an elastic state takes `reports` back to its last commit."""
         self.connections = GlooConnections()
         """Of Horovod in this worker."""
+        self.loop_time = LoopTime()
+        """What the worker waits for; the rank does not learn it."""
         self._staging: Path | None = None
         self._spare: TemporaryDirectory[str] | None = None
 

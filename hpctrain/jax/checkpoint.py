@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError, HpctrainError
 from hpctrain.jax.process import import_jax
+from hpctrain.loop_time import CHECKPOINT, waiting
 from hpctrain.predict.features import describe_model
 from hpctrain.worker import context
 
@@ -68,7 +69,8 @@ class JaxCheckpoint(Checkpoint):
         if path is None and context.is_active():
             path = context.active_worker("from_state()").session.staging()
         checkpoint = cls._make(path)
-        _save_shared(state, checkpoint.path)
+        with waiting(CHECKPOINT):
+            _save_shared(state, checkpoint.path)
         # On every rank: one that has no shard of its own still gives a part.
         return describe_model(
             checkpoint,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from hpctrain.errors import HpctrainError
 from hpctrain.run_report.curves import Metrics, read_metrics
 from hpctrain.run_report.markup import format_span
-from hpctrain.run_report.shares import Efficiency, find_widths, measure
+from hpctrain.run_report.shares import Efficiency, find_widths, has_gpus, measure
 from hpctrain.run_report.throughput import Rate, read_rates
 from hpctrain.run_report.time_use import (
     Interval,
@@ -17,6 +17,7 @@ from hpctrain.run_report.time_use import (
     read_intervals_of_reports,
     split_time,
 )
+from hpctrain.run_report.training_parts import read_waits
 from hpctrain.rundir.attempts import RESTARTS, AttemptRecord, name_slow_nodes, read_attempts
 from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.manifest import Manifest
@@ -144,6 +145,7 @@ def read_facts(paths: RunPaths) -> RunFacts:
             intervals,
             find_widths([a.attempt for a in attempts], plan, _world_sizes(manifests, status)),
             read_intervals_of_reports(lines),
+            read_waits(ledger, lines, has_gpus=has_gpus(plan)),
         ),
         num_reports=len(reports),
         num_repeated=count_repeated(lines),

@@ -40,6 +40,19 @@ def run_to_json(run: RunFacts) -> dict[str, Any]:
             }
             for share in used.shares
         ],
+        "training_parts": [
+            {
+                "part": each.part.value,
+                "seconds": each.seconds,
+                "unseen_seconds": each.unseen_s,
+                "attempt": each.attempt,
+                "most_seconds": None if each.most is None else each.most[0],
+                "most_rank": None if each.most is None else each.most[1],
+                "least_seconds": None if each.least is None else each.least[0],
+                "least_rank": None if each.least is None else each.least[1],
+            }
+            for each in used.parts
+        ],
         "intervals": [
             {
                 "use": interval.use.value,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.run_report.time_use import Interval, Use
+from hpctrain.run_report.training_parts import AttemptWaits, TrainingPart, split_training
 
 _USEFUL = (Use.TRAINING,)
 _WASTED = (Use.REPEATED, Use.LOST, Use.RESTART)
@@ -39,6 +40,8 @@ class Efficiency:
     """By use, in the order of `Use`; those that took no time are left out."""
     has_unknown_attempts: bool = False
     """Whether an attempt made no report that was found: whether it trained is not known."""
+    parts: tuple[TrainingPart, ...] = ()
+    """What the training consists of; empty if nothing is known of it."""
     median_report_s: float | None = None
     """Median of the seconds between two reports; None with fewer than two."""
 
@@ -84,6 +87,7 @@ def measure(
     intervals: Sequence[Interval],
     widths: Mapping[int | None, Width],
     report_intervals: Sequence[float] = (),
+    waits: Mapping[int, AttemptWaits] | None = None,
 ) -> Efficiency:
     """Return what each use of the time took. Not collective.
 
@@ -95,6 +99,8 @@ def measure(
         As `find_widths` returns them.
     report_intervals
         Seconds between two reports that follow each other.
+    waits
+        As `read_waits` returns them.
     """
     holders = _holders(intervals)
 
@@ -125,6 +131,7 @@ def measure(
         has_unknown_attempts=any(
             interval.use is Use.OTHER and interval.attempt is not None for interval in intervals
         ),
+        parts=split_training(intervals, waits or {}),
         median_report_s=median,
     )
 
@@ -166,6 +173,12 @@ def find_widths(
         for attempt, number in found.items()
         if number
     }
+
+
+def has_gpus(plan: Mapping[str, Any]) -> bool:
+    """Return whether ranks use GPUs, as far as ``plan.json`` tells. Not collective."""
+    placement = plan.get("launch_plan", {}).get("placement")
+    return isinstance(placement, dict) and bool(_count(placement.get("gpus_per_task")))
 
 
 def _count(value: object) -> int | None:

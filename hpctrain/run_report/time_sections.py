@@ -19,6 +19,14 @@ from hpctrain.run_report.markup import (
     to_html,
 )
 from hpctrain.run_report.time_use import Interval, Use
+from hpctrain.run_report.training_parts import Part
+from hpctrain.run_report.training_sections import (
+    drawn_parts,
+    in_words,
+    part_cells,
+    part_rows,
+    unknown_parts,
+)
 from hpctrain.rundir.announcement import describe_start
 from hpctrain.rundir.attempts import AttemptRecord
 
@@ -26,7 +34,7 @@ MEANINGS = {
     Use.QUEUE: "a job waited, from its submission or requeue to the start of its executor",
     Use.START: "from the start of an executor or attempt to its first report: launch, imports, "
     "loading, and the first step",
-    Use.TRAINING: "between reports that were made for the first time; checkpoints are in it",
+    Use.TRAINING: "between reports that were made for the first time",
     Use.REPEATED: "between reports that an earlier attempt had made: it resumed from before them",
     Use.LOST: "from the last report of an attempt to the failure that ended it",
     Use.ENDING: "from the last report to the end of the attempt, or to the last news of it",
@@ -49,7 +57,8 @@ def time_use(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
             continue
         if len(runs) > 1:
             parts.append(Html(f"<h3>{to_html(label)}</h3>"))
-        parts += [_stacked(run), _table_of_uses(run, label), _hours(run)]
+        parts += [_stacked(run), _table_of_uses(run, label)]
+        parts += [unknown_parts(run.efficiency), _hours(run)]
     return Html("".join(parts))
 
 
@@ -70,8 +79,10 @@ def _side_by_side(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
         for use in Use
         if any(use in seconds for seconds in found)
     ]
-    rows.append(["all", *(format_span(total) if total else None for total in totals)])
     used = [run.efficiency for run in runs]
+    place = next((n for n, row in enumerate(rows, 1) if row[0] == Use.TRAINING.value), len(rows))
+    rows[place:place] = part_cells(used)
+    rows.append(["all", *(format_span(total) if total else None for total in totals)])
     kinds = [
         ("core-hours", [each.core_hours for each in used]),
         ("of these for training", [each.useful[0] for each in used]),
@@ -92,27 +103,36 @@ def _side_by_side(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
 def _stacked(run: RunFacts) -> Html:
     total, at, drawn, words = run.efficiency.seconds, 0.0, [], []
     for share in run.efficiency.shares:
-        width = 100 * share.seconds / total if total else 0.0
-        drawn.append((share.use.value, at, width))
-        words.append(f"{share.use.value} {percent(share.seconds, total)}")
-        at += width
+        is_split = share.use is Use.TRAINING and bool(run.efficiency.parts)
+        kinds = drawn_parts(run.efficiency) if is_split else [(share.use.value, share.seconds)]
+        for kind, seconds in kinds:
+            width = 100 * seconds / total if total else 0.0
+            drawn.append((kind, at, width))
+            at += width
+        parts = in_words(run.efficiency) if is_split else ""
+        words.append(f"{share.use.value} {percent(share.seconds, total)}{parts}")
     return bar(drawn, ", ".join(words))
 
 
 def _table_of_uses(run: RunFacts, label: str) -> Html:
     used = run.efficiency
     has_gpus = used.gpu_hours is None or used.gpu_hours > 0
-    rows: list[list[Cell]] = [
-        [
-            Html(f'<span class="swatch {share.use.value}"></span>{share.use.value}'),
-            format_span(share.seconds),
-            percent(share.seconds, used.seconds),
-            _hour(share.core_hours),
-            *([_hour(share.gpu_hours)] if has_gpus else []),
-            MEANINGS[share.use],
-        ]
-        for share in used.shares
-    ]
+    rows: list[Sequence[Cell]] = []
+    for share in used.shares:
+        is_split = share.use is Use.TRAINING and bool(used.parts)
+        swatch = "" if is_split else f'<span class="swatch {share.use.value}"></span>'
+        rows.append(
+            [
+                Html(f"{swatch}{share.use.value}"),
+                format_span(share.seconds),
+                percent(share.seconds, used.seconds),
+                _hour(share.core_hours),
+                *([_hour(share.gpu_hours)] if has_gpus else []),
+                MEANINGS[share.use],
+            ]
+        )
+        if is_split:
+            rows += part_rows(used, num_hours=1 + has_gpus)
     if run.num_reported_checkpoints or run.checkpoints:
         unknown: list[Cell] = [None] * (3 + has_gpus)
         rows.append(["checkpoints", *unknown, _checkpoint_time(run)])
@@ -159,10 +179,13 @@ def _hours(run: RunFacts) -> Html:
 
 def _checkpoint_time(run: RunFacts) -> str:
     known = [saved.took_s for saved in run.checkpoints if saved.took_s is not None]
-    what = f"; from report() to the commit, {len(known)} took {format_span(sum(known))} in all"
+    took = f"from report() to the commit, {len(known)} took {format_span(sum(known))} in all"
+    if any(each.part is Part.CHECKPOINT and each.seconds for each in run.efficiency.parts):
+        of_loop = "of that, what held the training up is above; in the rest it went on"
+        return f"{took}; {of_loop}" if known else "how long the commits took is not known"
     return (
         "part of the training: the files do not tell whether the ranks waited for a checkpoint "
-        f"(SYNC), or trained meanwhile (ASYNC){what if known else ''}"
+        f"(SYNC), or trained meanwhile (ASYNC){f'; {took}' if known else ''}"
     )
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from hpctrain.errors import ConfigError
+from hpctrain.loop_time import timed
 from hpctrain.torch.order import SharedOrder
 from hpctrain.world import World
 
@@ -223,7 +224,7 @@ class PreparedLoader(DataLoader[Any]):
             batches = _prefetched(batches, self._device)
         elif self._device is not None:
             batches = (move_batch(batch, self._device) for batch in batches)
-        return self._watched(batches) if shares else batches
+        return timed(self._watched(batches) if shares else batches)
 
     def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in islice(batches, 1):

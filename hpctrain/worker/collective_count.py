@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hpctrain.loop_time import COLLECTIVE, LoopTime
 from hpctrain.worker.channel import Channel
 
 _LONG_WAIT_S = 1.0
@@ -18,10 +19,13 @@ class CollectiveCount:
     ----------
     channel
         To the executor.
+    loop_time
+        Counts how long they take.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, loop_time: LoopTime) -> None:
         self._channel = channel
+        self._loop_time = loop_time
         self.num_begun = 0
         """Number of the last call, from 1; 0 before the first."""
 
@@ -43,6 +47,7 @@ class CollectiveCount:
                 is_reported = True
                 self._channel.progress("waits", collective=self.num_begun, stage=stage)
 
-        yield wait
+        with self._loop_time.waiting(COLLECTIVE):
+            yield wait
         if is_reported:
             self._channel.progress("waits", collective=0, stage=stage)

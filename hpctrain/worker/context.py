@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from hpctrain.errors import ConfigError, WorkerContextError
+from hpctrain.loop_time import CHECKPOINT, count_in
 from hpctrain.worker.report import Session
 from hpctrain.worker.train_context import PreemptionInfo, TrainContext
 from hpctrain.world import Communicator
@@ -47,10 +48,14 @@ def activate(worker: ActiveWorker) -> Iterator[None]:
     """Let the functions of this module work, for the time of a training function."""
     global _active
     _active = worker
+    loop_time = worker.session.loop_time
+    loop_time.start()
+    count_in(loop_time)
     try:
         yield
     finally:
         _active = None
+        count_in(None)
 
 
 def is_active() -> bool:
@@ -312,16 +317,17 @@ def checkpoint_dir() -> Iterator[str]:
             hpctrain.report({"loss": loss}, Checkpoint.from_directory(d))
     """
     session = active_worker("checkpoint_dir()").session
-    directory, reports = session.staging(), session.reports
-    try:
-        yield str(directory)
-    except BaseException:
-        if session.reports == reports:
-            import shutil
+    with session.loop_time.waiting(CHECKPOINT):
+        directory, reports = session.staging(), session.reports
+        try:
+            yield str(directory)
+        except BaseException:
+            if session.reports == reports:
+                import shutil
 
-            # A function that continues after a full disk needs the room.
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
+                # A function that continues after a full disk needs the room.
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
 
 
 def artifact_dir() -> Path:

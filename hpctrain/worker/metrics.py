@@ -59,6 +59,7 @@ def encode_line(
     checkpoint: bytes,
     metrics: bytes,
     *,
+    waited: bytes = b"",
     lacks: str | None = None,
     validation: Mapping[str, Any] | None = None,
 ) -> bytes:
@@ -66,16 +67,19 @@ def encode_line(
 
     Parameters
     ----------
+    waited
+        What `LoopTime.encode` returns.
     lacks
         As of `PartialMetrics`; None if all metrics are measured.
     validation
         How a rank that gives no part of the checkpoint wants it validated, as of `Manifest`.
     """
-    return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,%s%s"metrics":%s}\n' % (
+    return b'{"report":%d,"attempt":%d,"time":%.6f,"checkpoint":%s,%s%s%s"metrics":%s}\n' % (
         report,
         attempt,
         time.time(),
         checkpoint,
+        waited,
         b"" if lacks is None else b'"partial":%s,' % json.dumps(lacks or True).encode(),
         b"" if validation is None else b'"validation":%s,' % _encode(validation).encode(),
         metrics,

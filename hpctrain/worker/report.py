@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint, ReportedCheckpoint
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.loop_time import CHECKPOINT, LoopTime
 from hpctrain.metric_names import PartialMetrics
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.channel import Channel
@@ -84,7 +85,9 @@ class Session:
             in_background=in_background,
         )
         """This rank's parts of checkpoints, on disk."""
-        self._collectives = CollectiveCount(channel)
+        self.loop_time = LoopTime()
+        """For how long the training function waits, and for what."""
+        self._collectives = CollectiveCount(channel, self.loop_time)
         self._leave: Mapping[str, Any] | None = None
         self._beat_at = 0.0
         self._goals: ExactStop | None = None
@@ -134,42 +137,48 @@ class Session:
 
         Without an upload, `validation` is how the checkpoint of the other ranks is validated.
         """
-        content = encode_metrics(metrics)
-        lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
-        if upload is not None:
-            upload.check(report=self.reports + 1, paths=self._paths)
-            if self.parts.holds_in_scratch(upload):
-                upload = upload.from_scratch()
-            if upload.is_behind:
-                self._commits.wait_for_room()
-        number = self._count.begin()
-        if self._goals is not None and self._goals.is_met(number, content):
-            # Before the executor can answer.
-            self._count.promise()
-        if upload is None:
-            line = encode_line(number, self.world.attempt, b"null", content, lacks=lacks)
-            self._append(line)
-            if validation is not None:
-                # Of the checkpoint, whose manifest keeps it: metrics.jsonl does not.
-                line = encode_line(
-                    number,
-                    self.world.attempt,
-                    b"null",
-                    content,
-                    lacks=lacks,
-                    validation=validation,
-                )
-            self._channel.report(line)
-        else:
-            self._report_checkpoint(number, content, upload, lacks=lacks)
-        # Last: who catches it and goes on has made as many reports as the other ranks.
-        self._commits.look()
+        loop_time = self.loop_time
+        is_first = loop_time.begin(CHECKPOINT)
+        try:
+            content = encode_metrics(metrics)
+            lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
+            if upload is not None:
+                upload.check(report=self.reports + 1, paths=self._paths)
+                if self.parts.holds_in_scratch(upload):
+                    upload = upload.from_scratch()
+                if upload.is_behind:
+                    self._commits.wait_for_room()
+            number = self._count.begin()
+            if self._goals is not None and self._goals.is_met(number, content):
+                # Before the executor can answer.
+                self._count.promise()
+            waited, attempt = loop_time.encode(), self.world.attempt
+            if upload is None:
+                line = encode_line(number, attempt, b"null", content, waited=waited, lacks=lacks)
+                self._append(line)
+                if validation is not None:
+                    # Of the checkpoint, whose manifest keeps it: metrics.jsonl does not.
+                    line = encode_line(
+                        number,
+                        attempt,
+                        b"null",
+                        content,
+                        waited=waited,
+                        lacks=lacks,
+                        validation=validation,
+                    )
+                self._channel.report(line)
+            else:
+                name = b'"%s"' % _name(number, upload).encode()
+                line = encode_line(number, attempt, name, content, waited=waited, lacks=lacks)
+                self._report_checkpoint(number, line, upload)
+            # Last: who catches it and goes on has made as many reports as the other ranks.
+            self._commits.look()
+        finally:
+            if is_first:
+                loop_time.end()
 
-    def _report_checkpoint(
-        self, number: int, content: bytes, upload: Upload, *, lacks: str | None
-    ) -> None:
-        name = b'"%s"' % _name(number, upload).encode()
-        line = encode_line(number, self.world.attempt, name, content, lacks=lacks)
+    def _report_checkpoint(self, number: int, line: bytes, upload: Upload) -> None:
         if upload.is_behind:
             self._report_behind(number, line, upload)
         else:

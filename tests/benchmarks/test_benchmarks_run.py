@@ -141,3 +141,13 @@ def test_a_page_of_ranks_is_written_and_drawn(tmp_path):
         {"live.json", "5 ms"},
         {"hpctrain top", "DataTable", "100 ms"},
     ]
+
+
+def test_the_count_of_waits_is_measured(tmp_path):
+    measured, said = measure(tmp_path, "loop_time.py", "--rounds", "1")
+
+    assert {name: len(taken) for name, taken in measured["samples"].items()} == {
+        "counted": 1,
+        "not counted": 1,
+    }
+    assert "of a step of 1 ms" in said

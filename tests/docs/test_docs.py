@@ -130,6 +130,7 @@ def test_what_else_is_typed_in_a_terminal_prints_what_it_promises(
 def _roughly(line: str) -> str:
     """Leave out times, sizes and late digits."""
     line = re.sub(r'"time":[\d.]+', '"time":T', line)
+    line = re.sub(r'"waited":\[[\d,]+\]', '"waited":W', line)
     line = re.sub(r"\d+(\.\d+)? (s|min|KiB)\b", "N", line)
     return re.sub(r" +", " ", re.sub(r"(\.\d{4})\d+", r"\1", line))
 

@@ -166,6 +166,28 @@ def test_an_attempt_has_no_nodes_before_its_ranks_are_there(paths: RunPaths):
     assert ended == [["node1", "node2"], []]
 
 
+def test_waits_of_what_an_earlier_attempt_did_are_left_out(paths: RunPaths, broadcasts: Broadcasts):
+    def report(number: int, waited_us: int) -> None:
+        line = {"time": float(number), "waited": [None, waited_us, 0], "metrics": {}}
+        lines = {0: json.dumps(line).encode()}
+        recorder.record(ReportRound(report=number, lines=lines, parts={}), broadcasts)
+
+    recorder = make_recorder(paths)
+    recorder.begin_attempt(None)
+    for number in (1, 2, 3, 4):
+        report(number, 500_000 * number)
+    recorder.end_attempt(error=LaunchError("no"), reports=4)
+    # It resumes from the beginning, and is as quick as before only with its fifth report.
+    recorder.begin_attempt(None)
+    for number in (1, 2, 3, 4):
+        report(number, 900_000 * number)
+    report(5, 900_000 * 4 + 250_000)
+    recorder.end_attempt(error=None, reports=5)
+    first, second = (e["waits"] for e in events(paths, "attempt-ended"))
+    assert (first["seconds"], first["checkpoint"]["mean"], first["data"]) == (3.0, 1.5, None)
+    assert (second["seconds"], second["checkpoint"]["mean"]) == (1.0, 0.25)
+
+
 def test_who_asks_for_checkpoints_is_answered_once_its_reports_are_recorded(
     paths: RunPaths, broadcasts: Broadcasts
 ):

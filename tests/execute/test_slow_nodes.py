@@ -28,6 +28,7 @@ class Watched:
         self.progress = Progress(world_size=num_ranks, first_report=0, now=0.0)
         self.sent: list[tuple[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
+        self.times: list[Any] = []
         self.made = 0
         workers = [
             WorkerMetadata(
@@ -47,6 +48,7 @@ class Watched:
             note=lambda event, **details: self.notes.append({"event": event, **details}),
             attempt=3,
             advice=lambda slow: "Do this.",
+            on_times=self.times.append,
         )
         for rank in range(num_ranks):
             self.feed("phase", rank, phase="training")
@@ -120,6 +122,16 @@ def test_a_slow_node_is_named_once_with_its_ranks_and_what_it_suffers_from(
     watched.answer(steps=40, slow=(2, 3))
     assert len(watched.notes) == 1
     assert watched.slow_nodes.text == said
+
+
+def test_times_are_passed_on_whether_a_node_is_slow_or_not(watched: Watched) -> None:
+    watched.wait(60.0)
+    assert watched.times == []
+    watched.answer(steps=2, slow=(1,))
+    (times,) = watched.times
+    assert times[1][1] == StepTimes(2, 2 * STEP_US, 2 * STEP_US, 2 * STEP_US)
+    assert times[0][1] == StepTimes(2, 2 * STEP_US, STEP_US, STEP_US)
+    assert sorted(times) == [0, 1, 2, 3, 4, 5]
 
 
 def test_it_is_said_once_that_it_is_over(watched: Watched) -> None:

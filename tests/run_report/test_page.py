@@ -15,6 +15,7 @@ from hpctrain.run_report.curves import Metrics, read_metrics
 from hpctrain.run_report.facts import RunFacts, read_facts
 from hpctrain.run_report.page import label_runs, render_page
 from hpctrain.run_report.time_use import split_time
+from hpctrain.run_report.training_parts import Part
 from hpctrain.rundir.attempts import read_attempts
 from hpctrain.rundir.paths import RunPaths
 from tests.run_report.conftest import ODD
@@ -99,8 +100,37 @@ def test_values_that_are_not_finite_are_gaps_in_the_curve_and_named_in_the_table
     assert re.findall(r">([^<]*)</td>", row[0]) == ["inf", "-", "-", "-", "-", "20", "20"]
 
 
+def test_the_parts_of_the_training_are_shown_with_the_ranks(restarted: RunPaths) -> None:
+    run = read_facts(restarted)
+    # One rank, with a checkpoint every fifth step and without an iterator of data.
+    assert {each.part.value for each in run.efficiency.parts if each.seconds is None} == {"data"}
+    page = render(run)
+    row = re.search(r"</span>training: data</th>.*?</tr>", page)
+    assert row
+    assert ">not seen<" in row[0]
+    assert "by other means than an iterator of hpctrain" in row[0]
+    assert '<span class="use checkpoint"' in page
+    assert '<span class="use training"' not in page.split("Timeline of")[0]
+    parts = tuple(
+        replace(each, seconds=2.0, unseen_s=3.0, attempt=1, most=(4.0, 7), least=(0.5, 2))
+        if each.part is Part.COLLECTIVE
+        else each
+        for each in run.efficiency.parts
+    )
+    shown = render(replace(run, efficiency=replace(run.efficiency, parts=parts)))
+    assert "in attempt 1 from 0.5 s (rank 2) to 4 s (rank 7)" in shown
+    assert "in 3 s of the training it is not seen, or only in part" in shown
+    two = render_page([run, run], differences={}, now=1e9)
+    both = re.search(r"<caption>Where the time of the runs went.*?</table>", two)
+    assert both
+    assert re.search(r">training: checkpoint</th><td[^>]*>\d", both[0])
+
+
 def test_what_checkpoints_cost_is_said_to_be_unknown(restarted: RunPaths) -> None:
     run = read_facts(restarted)
+    # As of a run of an earlier version.
+    run = replace(run, efficiency=replace(run.efficiency, parts=()))
+    assert "What the training consists of" in render(run)
     row = re.search(r'<th scope="row">checkpoints</th>.*?</tr>', render(run))
     assert row
     assert row[0].count("not known") == 3

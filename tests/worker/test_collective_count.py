@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.loop_time import LoopTime
 from hpctrain.worker import collective_count
 from hpctrain.worker.collective_count import CollectiveCount
 
@@ -25,7 +26,7 @@ def channel() -> FakeChannel:
 
 @pytest.fixture
 def count(channel: FakeChannel) -> CollectiveCount:
-    return CollectiveCount(channel)  # type: ignore[arg-type]
+    return CollectiveCount(channel, LoopTime())  # type: ignore[arg-type]
 
 
 def test_calls_are_counted_and_short_waits_are_not_reported(

@@ -14,6 +14,7 @@ from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.bulk.state_file_writer import write_state_file
 from hpctrain.checkpoint import CheckpointUploadMode
 from hpctrain.errors import ConfigError
+from hpctrain.loop_time import CHECKPOINT
 from hpctrain.rundir.files import write_unseen
 from hpctrain.rundir.staging import StagedFile
 from hpctrain.torch.state.layout.save_plan import SavePlan, plan_save
@@ -111,7 +112,7 @@ def report_state(
         )
     session = worker.session
     task = validation_task(worker, validation, has_checkpoint=True)
-    with session.shared_staging() as directory:
+    with session.loop_time.waiting(CHECKPOINT), session.shared_staging() as directory:
         # Ranks that have made fewer reports than others would save a state of several moments.
         stage = f"report_state() of report {session.reports + 1}"
         with failing_together(worker.comm, stage):
