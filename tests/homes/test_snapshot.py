@@ -31,9 +31,10 @@ def train(config):
         kept = hpctrain.get_checkpoint()
         if kept is None:
             hpctrain.report({"value": helper.VALUE}, Checkpoint.from_dict({"step": 1}))
-            # The job is taken away, or asked to leave.
+            # The job is taken away, or asked to leave: ranks learn that after a further report.
             while not hpctrain.should_stop():
                 time.sleep(0.05)
+                hpctrain.report({"value": helper.VALUE})
             return
         hpctrain.report({"value": f"again {helper.VALUE}"})
         return
