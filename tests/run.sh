@@ -98,8 +98,11 @@ run_tests() {
     # A file is in one process, with all that its fixtures make. Each process has a cluster of its own.
     # In their order: those of JAX are the last, see tests/conftest.py.
     local -a at_once=(--numprocesses="$(count_processes)" --dist=loadfile --no-loadscope-reorder)
+    # To collect all files for those few tests takes longer than they do.
+    local -a alone
+    mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests)
     local failed=
-    "${tests[@]}" -m alone || failed=yes
+    "${tests[@]}" -m alone "${alone[@]}" || failed=yes
     "${tests[@]}" "${at_once[@]}" -m "not alone" || failed=yes
     [ -n "$failed" ] || return 0
     [ "${CI:-}" = true ] && [ "$(grep -c '": true' "$first_time")" -le 5 ] || return 1
