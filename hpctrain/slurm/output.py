@@ -85,7 +85,8 @@ class Job:
     @property
     def is_running(self) -> bool:
         """Whether it runs and will run on; False as soon as Slurm ends it."""
-        return self.state == "RUNNING"
+        # The latter while Slurm sends SIGSTOP or SIGCONT to its nodes (seen with 22.05).
+        return self.state in ("RUNNING", "SIGNALING")
 
     @property
     def is_final(self) -> bool:

@@ -91,6 +91,16 @@ def test_a_job_is_over_in_final_states_only(state: str, final: bool):
     assert job.is_final is final
 
 
+@pytest.mark.parametrize(
+    ("state", "runs"),
+    [("RUNNING", True), ("SIGNALING", True), ("COMPLETING", False), ("STOPPED", False)],
+)
+def test_a_job_that_slurm_sends_a_signal_runs_on(state: str, runs: bool):
+    job = parse_job(RUNNING.replace("RUNNING", state))
+    assert job is not None
+    assert job.is_running is runs
+
+
 def answer_with(monkeypatch: pytest.MonkeyPatch, returncode: int, out: str, err: str = "") -> None:
     monkeypatch.setattr(
         job_module,
