@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 from hpctrain import environ, timeouts
@@ -24,6 +25,10 @@ from hpctrain.slurm.job import read_own_job, requeue
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.submit import submit_successor
 from hpctrain.slurm_config import time_limit_minutes
+
+# srun and mpiexec name the signal that ended a process. A warning reaches every step of a job, and
+# it ends what has just begun there, as agents and ranks handle it only when Python has started.
+_KILLED_BY_WARNING = re.compile(r"User defined signal 2|srun: error: .*: User defined signal 1\b")
 
 
 class Preemption:
@@ -105,8 +110,11 @@ class Preemption:
         if self._recorder.stop is not None:
             return
         is_sign = tracker.signals or any(tracker.lost.values()) or isinstance(error, LaunchError)
+        warning = _warning_that_killed(error) if self._plan.in_job else None
         if self._signals:
             self._recorder.request_stop(self.interpret(self._signals[0]))
+        elif warning is not None:
+            self._recorder.request_stop(self.interpret(warning))
         elif self._plan.in_job and is_sign:
             job = self._read_job()
             if job is not None and (job.is_preempted or not job.is_running):
@@ -226,3 +234,9 @@ class Preemption:
         except LaunchError as error:
             log(str(error))
             return None
+
+
+def _warning_that_killed(error: BaseException) -> str | None:
+    """Return the warning of Slurm that has ended what was being started; None if none has."""
+    found = _KILLED_BY_WARNING.search(str(error)) if isinstance(error, LaunchError) else None
+    return None if found is None else f"SIGUSR{found[0][-1]}"

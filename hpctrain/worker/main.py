@@ -15,7 +15,9 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpctrain import environ, timeouts
@@ -47,11 +49,36 @@ if TYPE_CHECKING:
 EXIT_EXECUTOR_LOST = 69
 
 
+class Warnings:
+    """Slurm's warnings: kept until the executor can act on them, and passed on from then on."""
+
+    def __init__(self) -> None:
+        self._kept: list[str] = []
+        self._post: Callable[[str], None] = self._kept.append
+
+    def handle(self, *numbers: signal.Signals) -> None:
+        """Take these signals for warnings: they no longer end the process."""
+        for number in numbers:
+            signal.signal(number, self._take)
+
+    def pass_on(self, post: Callable[[str], None]) -> None:
+        """Pass on what was kept, and what comes later."""
+        self._post = post
+        while self._kept:
+            post(self._kept.pop(0))
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        self._post(signal.Signals(number).name)
+
+
 class Rank:
     """One rank, from its first breath to its last."""
 
-    def __init__(self, paths: RunPaths, *, attempt: int, link: Link) -> None:
+    def __init__(
+        self, paths: RunPaths, *, attempt: int, link: Link, warnings: Warnings | None = None
+    ) -> None:
         self._paths = paths
+        self._warnings = warnings or Warnings()
         self._attempt = attempt
         self._link = link
         self._training: LinkedTraining | None = None
@@ -76,8 +103,7 @@ class Rank:
         faulthandler.enable()
         # Slurm's warnings: before the time limit USR2, or USR1 in many a person's own script, and
         # TERM at a preemption. The executor decides.
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-            signal.signal(number, lambda n, _: self._link.post_signal(signal.Signals(n).name))
+        self._warnings.handle(signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
         if by_hydra:
             # hydra signals by it that another rank has died, which the executor learns anyway.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -94,6 +120,8 @@ class Rank:
             command = self._link.next_command()
             if command is None:
                 return
+            # Until all ranks have joined, the executor looks at nothing else.
+            self._warnings.pass_on(self._link.post_signal)
             if command.op == "exit":
                 self._link.post("bye")
                 return
@@ -167,13 +195,17 @@ class Rank:
 
 def run_rank(argv: list[str]) -> None:
     """Run a rank from its command line. Collective."""
+    # A warning that comes in MPI_Init is to stop the run, not to end this process. Other signals do
+    # end it there: launchers send them to a rank whose peers have died.
+    warnings = Warnings()
+    warnings.handle(signal.SIGUSR2)
     paths, attempt, size = RunPaths(Path(argv[0])), int(argv[1]), int(argv[2])
     try:
         connection = _connect(argv[3])
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {error}") from error
     link = Link(connection, attempt=attempt, on_lost=_leave)
-    rank = Rank(paths, attempt=attempt, link=link)
+    rank = Rank(paths, attempt=attempt, link=link, warnings=warnings)
     try:
         comm = rank.join(size=size, inherit_output="--inherit-output" in argv)
         rank.serve(comm)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,3 +94,26 @@ def test_ranks_that_could_not_start_in_a_job_that_ends_are_not_started_again(
     assert (recorder.stop is not None) == leaves
     if recorder.stop is not None:
         assert recorder.stop.kind is StopKind.PREEMPTION
+
+
+@pytest.mark.parametrize(
+    ("printed", "left_s", "kind"),
+    [
+        ("srun: error: node2: task 1: User defined signal 2", 60, StopKind.TIME_LIMIT),
+        ("srun: error: node2: task 1: User defined signal 1", 60, StopKind.TIME_LIMIT),
+        ("EXIT STRING: User defined signal 2 (signal 12)", 9000, StopKind.PREEMPTION),
+        # By which hydra ends the ranks of one that has died.
+        ("EXIT STRING: User defined signal 1 (signal 10)", 60, None),
+        ("srun: error: node2: task 1: Killed", 60, None),
+    ],
+)
+def test_a_warning_that_kills_what_is_being_started_is_one_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, printed: str, left_s: float, kind: StopKind | None
+) -> None:
+    job = Job(job_id="7", state="RUNNING", end_time=time.time() + left_s)
+    monkeypatch.setattr(preemption_module, "read_own_job", lambda **_: job)
+    recorder = Wishes()
+    tracker = AttemptTracker(world_size=1, first_report=0)
+    error = LaunchError(f"the agents of the nodes did not start: {printed}")
+    preemption("allocation", recorder).look_after_failure(tracker, error)
+    assert (recorder.stop and recorder.stop.kind) is kind

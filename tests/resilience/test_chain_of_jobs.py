@@ -188,8 +188,11 @@ def test_the_end_of_the_time_limit_is_followed_by_another_job(disturbed: Any, ti
     # after how many steps is not known.
     disturbed.start("--asks", "--time=1", "--notice=30", f"--attempts={times + 1}", "--pause=0.1")
     result = disturbed.finish(steps=None)
-    kinds = [e["kind"] for e in disturbed.events("attempt-ended")]
-    assert kinds == [*["time-limit"] * times, None]
+    *kinds, last = (e["kind"] for e in disturbed.events("attempt-ended"))
+    assert last is None
+    # On a busy machine the last attempt may take so long that Slurm warns it, too.
+    assert len(kinds) >= times
+    assert set(kinds) == {"time-limit"}, disturbed.logs()
     assert len(result.job_ids) == 1
 
 
