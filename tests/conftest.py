@@ -74,6 +74,20 @@ def _let_pathlib_look_up_what_it_calls() -> None:
         setattr(pathlib._normal_accessor, name, look_up(name, module))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the bytecode of tests, with the assertions that pytest has rewritten in them.
+
+    Images of containers set PYTHONDONTWRITEBYTECODE: each process of pytest would make it anew.
+    What tests write and import themselves stays without, as it may change within a second.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests that take more examples if they are asked to."""
     if "each_example" in getattr(item, "fixturenames", ()):

@@ -77,6 +77,10 @@ use_venv dev
 provide_packages
 [ $# -gt 0 ] || provide_horovod
 
+# Tests start thousands of processes that import hpctrain. Where PYTHONDONTWRITEBYTECODE is set, as in
+# images of containers, each would compile it anew, which takes as long as all else of a short command.
+python -m compileall -q hpctrain slurm_templates || true
+
 if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
@@ -149,7 +153,11 @@ began=$SECONDS
 tensorflow_log="$(mktemp)"
 nox --session tensorflow &>"$tensorflow_log" &
 tensorflow=$!
+# Each process that runs the others then finds the bytecode of all files of tests.
+pytest --collect-only -qq -p no:cacheprovider &>/dev/null &
+collected=$!
 test_newer_slurm || failed=yes
+wait "$collected" || true
 wait "$tensorflow" || failed=yes
 cat "$tensorflow_log"
 rm -f "$tensorflow_log"
