@@ -22,6 +22,8 @@ from hpctrain.slurm.waiting import Verdict, look_up, step_of
 _ACCOUNTED = "JobIDRaw,State,ExitCode,Reason,Partition,Account,QOS,Timelimit,NNodes,NodeList"
 _MOST_NODES = 4
 _HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+# Told before the state tells it, until the nodes of the job's last start are cleaned up.
+_HELD_AGAIN = "job_requeued_in_held_state"
 _QUEUED_STATES = ("REQUEUED", "REQUEUE_FED")
 
 
@@ -70,13 +72,14 @@ def explain_job(job_id: str, *, is_run: bool, cancel: str | None = None) -> Expl
     if job.state == "SUSPENDED":
         meaning = "Slurm has suspended it; it continues when Slurm resumes it"
         return Explanation(job=job, verdict=Verdict.SUSPENDED, meaning=meaning)
-    if job.state == "COMPLETING":
-        meaning = "its script has ended, and its nodes are cleaned up"
-        return Explanation(job=job, verdict=Verdict.ENDED, meaning=meaning)
-    if job.state in _HELD_STATES:
+    is_held_again = job.state == "COMPLETING" and job.reason == _HELD_AGAIN
+    if is_held_again or job.state in _HELD_STATES:
         step = f"Look at its log, then release it: scontrol release {job.job_id}"
         meaning = "Slurm has queued it again, and holds it"
         return Explanation(job=job, verdict=Verdict.HELD, meaning=meaning, step=step)
+    if job.state == "COMPLETING":
+        meaning = "its script has ended, and its nodes are cleaned up"
+        return Explanation(job=job, verdict=Verdict.ENDED, meaning=meaning)
     if job.state in _QUEUED_STATES:
         meaning = "Slurm is about to start it again"
         return Explanation(job=job, verdict=Verdict.WAITS, meaning=meaning)

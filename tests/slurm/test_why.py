@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpctrain.errors import LaunchError
+from hpctrain.slurm.output import Job
 from hpctrain.slurm.why import Explanation, explain_job
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 from tests.clusters import own_cluster
@@ -409,6 +410,17 @@ def test_a_job_that_is_queued_again_and_held_says_how_it_goes_on(
         assert f"scontrol release {job}" in answer.step
     finally:
         on_head(in_cluster, "scancel", job)
+
+
+@pytest.mark.parametrize(
+    ("reason", "verdict"), [("job_requeued_in_held_state", "held"), ("None", "ended")]
+)
+def test_a_job_whose_nodes_are_cleaned_up_may_be_held(
+    monkeypatch: pytest.MonkeyPatch, reason: str, verdict: str
+) -> None:
+    job = Job(job_id="7", state="COMPLETING", reason=reason)
+    monkeypatch.setattr("hpctrain.slurm.why.find_job", lambda job_id: job)
+    assert explain_job("7", is_run=False).verdict.value == verdict
 
 
 def test_a_qos_that_is_gone_never_starts_a_job(in_cluster: VirtualCluster) -> None:
