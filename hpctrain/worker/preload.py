@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import importlib.util
 import os
@@ -13,8 +11,10 @@ import sys
 import sysconfig
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from hpctrain.worker.uncollected import uncollected
 
 _HPCTRAIN = str(Path(__file__).parents[1]) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -50,14 +50,14 @@ def preload(names: Sequence[str], *, own_places: Sequence[str]) -> None:
     """
     refuse_kernel()
     refuse_customization()
-    with _without_collections():
+    with uncollected():
         for name in names:
-            if not _is_of_library(name):
+            if not is_of_library(name):
                 continue
             try:
                 importlib.import_module(name)
             except Exception as error:
-                # The ranks fail at the same, and a person should see their errors.
+                # The ranks fail at the same, and their errors are those that a person should see.
                 raise PreloadError(f"the import of {name} fails: {error!r}") from error
             refuse_state(f"the import of {name}")
     if found := shadowed(own_places):
@@ -65,21 +65,6 @@ def preload(names: Sequence[str], *, own_places: Sequence[str]) -> None:
             f"{found} of yours has the name of a module that the fork server has imported from "
             f"elsewhere; give it another name"
         )
-    gc.collect()
-    gc.freeze()
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Do not look for garbage: modules are none, and it takes a tenth of the time of imports."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(0)
-    try:
-        yield
-    finally:
-        # Unless an import has set them.
-        if gc.get_threshold()[0] == 0:
-            gc.set_threshold(*thresholds)
 
 
 def take_finalizers() -> list[weakref.finalize[..., object]]:
@@ -212,8 +197,8 @@ def package_places() -> list[str]:
     return list(dict.fromkeys(places))
 
 
-def _is_of_library(name: str) -> bool:
-    """Return whether a module is installed, and is not the user's own."""
+def is_of_library(name: str) -> bool:
+    """Return whether a module is installed, and is not the user's own. Not collective."""
     if name in sys.modules:
         return True
     top = importlib.util.find_spec(name.partition(".")[0])
