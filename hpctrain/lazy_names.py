@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import Any
 
 _LIKENESS_OF_TYPOS = 0.85
@@ -29,6 +30,8 @@ def at_first_use(
 
     def import_name(name: str) -> Any:
         if name not in home_of:
+            if _is_submodule(package, name):
+                raise AttributeError(f"module {package!r} has not imported {name!r}")
             raise _missing(package, name, list_names())
         home, _, attribute = home_of[name].partition(":")
         value = getattr(import_module(f".{home}", package), attribute or name)
@@ -39,6 +42,13 @@ def at_first_use(
         return list(sys.modules[package].__all__)
 
     return import_name, list_names
+
+
+def _is_submodule(package: str, name: str) -> bool:
+    """Return whether a name is that of a module, which ``from package import`` imports next."""
+    # A module that is no package has none, and getattr() would ask for it here again.
+    places = vars(sys.modules[package]).get("__path__")
+    return places is not None and PathFinder.find_spec(f"{package}.{name}", places) is not None
 
 
 def _missing(package: str, name: str, names: Iterable[str]) -> Exception:

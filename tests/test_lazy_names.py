@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -23,6 +25,18 @@ def test_names_that_tools_ask_for_are_attributes_that_are_not_there():
     for name in ("setup_module", "setUpModule", "pytest_plugins", "__wrapped__", "__path__x"):
         assert not hasattr(hpctrain.callbacks, name)
         assert not hasattr(hpctrain, name)
+
+
+def test_a_module_that_is_no_package_lacks_a_name_too():
+    from hpctrain.tune import stopper
+
+    assert not hasattr(stopper, "__wrapped__")
+
+
+def test_a_module_of_the_package_is_no_misspelled_name():
+    program = "import sys; from hpctrain import timeouts; print('difflib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 # Changing one makes the digest of every training function that refers to it another one, and the

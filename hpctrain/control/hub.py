@@ -13,8 +13,7 @@ from hpctrain.control import local_socket
 from hpctrain.control.event_loop import events_of
 from hpctrain.control.listener import listen_tcp
 from hpctrain.control.memory import MemoryWatch
-from hpctrain.control.node_use import NodeMeter
-from hpctrain.control.nvml import GpuMeter
+from hpctrain.control.node_use import NodeMeter, gpus_here
 from hpctrain.control.proof import Credentials, Seal
 from hpctrain.control.root import Branch, Root
 from hpctrain.control.strangers import Strangers
@@ -82,7 +81,7 @@ class Hub:
             Whether it is measured what they use of this machine.
         """
         if measures:
-            self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
+            self._meter = NodeMeter(self._memory, gpus=gpus_here())
         self._listen(local_socket.listen(name, backlog=_BACKLOG), self._accept_local)
 
     def listen_tcp(

@@ -8,7 +8,6 @@ one is.
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import socket
 import struct
@@ -23,7 +22,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 def new_socket_name() -> str:
     """Return a name that no other process has. Not collective."""
-    return f"hpctrain-{secrets.token_hex(8)}"
+    return f"hpctrain-{os.urandom(8).hex()}"
 
 
 def listen(name: str, *, backlog: int) -> socket.socket:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.control.cgroups import read_text
 from hpctrain.control.memory import MemoryCgroup, MemoryWatch
-from hpctrain.control.nvml import GpuMeter
 
+if TYPE_CHECKING:
+    from hpctrain.control.nvml import GpuMeter
+
+# Of NVIDIA's driver; where it is missing there is no GPU, and its library is not looked for.
+_DEVICE = "/dev/nvidiactl"
 # Executors ask for heartbeats every two seconds: one that asks again sooner gets the last answer.
 _INTERVAL_S = 1.0
 _MIB = 2**20
@@ -114,3 +118,16 @@ class NodeMeter:
             if room is not None:
                 return limit - room, limit
         return self._watch.resident_bytes, _TOTAL_BYTES
+
+
+def gpus_here() -> GpuMeter | None:
+    """Return what looks at the GPUs of this machine; None without NVIDIA's driver.
+
+    Not collective.
+    """
+    if not os.path.exists(_DEVICE):
+        return None
+    # It needs ctypes, which no other part of an agent imports.
+    from hpctrain.control.nvml import GpuMeter
+
+    return GpuMeter()

@@ -6,13 +6,10 @@ Nothing has to be installed for it. A driver may take seconds to answer, so a th
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 
 _LIBRARY = "libnvidia-ml.so.1"
-# The driver's; where it is missing there is no GPU, and the library is not looked for.
-_DEVICE = "/dev/nvidiactl"
 _INTERVAL_S = 5.0
 # What a driver that hangs has answered last means nothing.
 _LONGEST_AGE_S = 30.0
@@ -48,11 +45,6 @@ class GpuMeter:
         self.thread = threading.Thread(target=self._look, name="hpctrain-gpus", daemon=True)
         """Ends where there is nothing to ask."""
         self.thread.start()
-
-    @classmethod
-    def here(cls) -> GpuMeter | None:
-        """Return a meter if this machine has NVIDIA's driver. Not collective."""
-        return cls() if os.path.exists(_DEVICE) else None
 
     def read(self) -> list[list[int | None]]:
         """Return percent busy, MiB in use and MiB of each GPU; null is not known. Not collective.

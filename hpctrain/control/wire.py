@@ -24,7 +24,7 @@ UNKNOWN_RANK = -1
 """Stands for a rank that has begun and does not know its number yet."""
 
 
-# Not a dataclass: their module costs an agent a third of its imports.
+# Not a dataclass: their module costs an agent a fifth of its imports.
 class Frame(NamedTuple):
     """A message: its header, and bytes that only its reader understands."""
 

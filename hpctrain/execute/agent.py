@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError, connect_tcp
-from hpctrain.control.node_use import NodeMeter
-from hpctrain.control.nvml import GpuMeter
+from hpctrain.control.node_use import NodeMeter, gpus_here
 from hpctrain.control.wire import Frame, FrameSocket, encode_frame
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.rank_relay import BACKLOG, BEAT_INTERVAL_S, RankRelay
@@ -82,7 +81,7 @@ class Agent(RankRelay):
         self._was_dismissed = False
         self._socket_name = socket_name
         self._run_dir = run_dir
-        self._meter = NodeMeter(self._memory, gpus=GpuMeter.here())
+        self._meter = NodeMeter(self._memory, gpus=gpus_here())
         self._pids: set[int] = set()
         self._examiner: Examiner | None = None
 

@@ -53,6 +53,16 @@ class Uplink:
         return link
 
 
+def test_an_agent_imports_no_more_than_it_needs() -> None:
+    # Each node of a job starts one, and most of what it costs is its imports.
+    program = "import hpctrain.execute.agent, hpctrain.control.proof, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    heavy = {"ctypes", "dataclasses", "difflib", "inspect", "secrets", "subprocess", "tempfile"}
+    assert loaded & heavy == set(), done.stderr
+    assert {name for name in loaded if name.startswith("hpctrain.rundir")} == set()
+
+
 @pytest.fixture
 def uplink() -> Iterator[Uplink]:
     mine, agents = socket.socketpair()
