@@ -25,7 +25,7 @@ from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.modules import is_own_place
 from hpctrain.plan.spec import RankSettings
-from hpctrain.worker.bootstrap import thread_variables
+from hpctrain.worker.threads import thread_variables
 
 # Room for the command of a rank in the arguments of the server, whose forks show it there.
 _PADDING = 2048
@@ -125,7 +125,12 @@ class ForkServers(RankForks):
         return launcher.kind == "hydra"
 
     def command(
-        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        client: str = CLIENT,
+        are_alone: bool = False,
     ) -> list[str]:
         """Return what a launcher is to start for the command of a rank."""
         self._renew(environment)

@@ -36,7 +36,12 @@ class OfferedForkServer(RankForks):
         return launcher.kind == "hydra"
 
     def command(
-        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        client: str = CLIENT,
+        are_alone: bool = False,
     ) -> list[str]:
         """Return what a launcher is to start. The server compares the environment with its own."""
         self._commands.append(tuple(command))

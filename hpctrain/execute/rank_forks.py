@@ -32,7 +32,12 @@ class RankForks(ABC):
 
     @abstractmethod
     def command(
-        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        client: str = CLIENT,
+        are_alone: bool = False,
     ) -> list[str]:
         """Return what a launcher is to start for the command of a rank.
 
@@ -44,6 +49,8 @@ class RankForks(ABC):
             Of the launcher.
         client
             File of the client, where the ranks are.
+        are_alone
+            Whether each rank has its node to itself.
         """
 
     def note(self, reasons: Iterable[str]) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from hpctrain.control.local_socket import new_socket_name
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
 from hpctrain.plan.launch_plan import StepLauncher
-from hpctrain.worker.forked import explain_binding
+from hpctrain.worker.early_imports import with_imports
+from hpctrain.worker.threads import explain_binding
 
 
 class StepForkServers(RankForks):
@@ -45,9 +46,17 @@ class StepForkServers(RankForks):
         return launcher.kind == "hydra" or pmi == "pmi2" or pmi.startswith("pmix")
 
     def command(
-        self, command: Sequence[str], environment: Mapping[str, str], *, client: str = CLIENT
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        client: str = CLIENT,
+        are_alone: bool = False,
     ) -> list[str]:
         """Return what a launcher is to start for the command of a rank."""
+        if are_alone:
+            # What it imports is all that its node imports.
+            return with_imports(command, self._asked)
         # As a rule each rank has CPUs of its own.
         if reason := explain_binding(environment):
             self.note([reason])

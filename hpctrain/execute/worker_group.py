@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain import environ, timeouts
+from hpctrain import timeouts
 from hpctrain.checks import check_count
 from hpctrain.config import ScalingConfig
 from hpctrain.control.hub import Hub
@@ -27,24 +26,17 @@ from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.rank_forks import CLIENT, RankForks
+from hpctrain.execute.rank_forks import RankForks
+from hpctrain.execute.rank_step import start_ranks
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
-from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher, launcher_variables
+from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
-from hpctrain.plan.argv import (
-    GPU_VARIABLES,
-    MEMORY_VARIABLES,
-    STEP_VARIABLES,
-    worker_argv,
-    worker_step_argv,
-)
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.files import make_directory, may_pass
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints, remove_temporary_checkpoints
-from hpctrain.worker.bootstrap import thread_variables
 from hpctrain.worker.leftovers import unlink_mapped_segments
 
 if TYPE_CHECKING:
@@ -476,51 +468,23 @@ class WorkerGroup(CallsFunctions):
                 f"srun --mpi=list, or SlurmConfig(mpi=...) with one of these."
             )
 
-    def _start_step(self, launcher: Any, name: str, *, local: bool) -> None:
-        container, packed = self._container, self._node_environment
-        python = sys.executable if packed is None else packed.python
-        command = worker_argv(
-            python if container is None else container.container.python,
-            run_dir=str(self._paths.root),
+    def _start_step(self, launcher: StepLauncher, name: str, *, local: bool) -> None:
+        self._step = start_ranks(
+            launcher,
+            self.placement,
+            paths=self._paths,
             attempt=self.attempt,
-            world_size=len(self),
             socket=name,
+            num_threads=self._num_threads,
+            environment=self._environment,
+            srun_args=self._srun_args,
             log_to_file=self._log_to_file,
-        )
-        inherited = environ.without_export_variables(environ.environment())
-        variables = environ.without_launcher_variables(inherited)
-        of_job = (*GPU_VARIABLES, *MEMORY_VARIABLES) if self._is_slice else ()
-        for option in (*STEP_VARIABLES, *of_job):
-            variables.pop(option, None)
-        if any(option.startswith(("--gpus-per-task", "--gres")) for option in self._srun_args):
-            # The total of the allocation, of which the ranks may use less.
-            variables.pop("SLURM_GPUS", None)
-        variables.update(thread_variables(self._num_threads))
-        variables.update(launcher_variables(launcher.kind, local=local))
-        variables.update(self._environment)
-        if packed is not None:
-            variables = packed.variables(variables)
-        srun_args = self._srun_args
-        if container is not None:
-            entry = container.enter(command, launcher, self._environment)
-            command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
-        if self._fork_server is not None and self._fork_server.tries(launcher):
-            client = CLIENT if packed is None else packed.fork_client
-            command = self._fork_server.command(command, variables, client=client)
-        on_hosts = self._agents is not None and self._agents.mpiexec is not None
-        self._step = StepProcess(
-            worker_step_argv(
-                launcher,
-                self.placement,
-                command,
-                srun_args=srun_args,
-                export=environ.portable_names(variables) if on_hosts else (),
-                local=local,
-                is_slice=self._is_slice,
-            ),
-            environment=variables,
-            log=self._paths.launcher_log(self.attempt),
-            job_id=None if local else environ.variable("SLURM_JOB_ID"),
+            local=local,
+            on_hosts=self._agents is not None and self._agents.mpiexec is not None,
+            is_slice=self._is_slice,
+            container=self._container,
+            node_environment=self._node_environment,
+            fork_server=self._fork_server,
         )
 
     def _receive(self, timeout_s: float) -> None:

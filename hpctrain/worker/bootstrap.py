@@ -225,19 +225,3 @@ def gpus_of(world: World, gpus_per_worker: int) -> tuple[str, ...]:
         local_world_size=world.local_world_size,
         gpus_per_worker=gpus_per_worker,
     )
-
-
-def thread_variables(cpus: int) -> dict[str, str]:
-    """Return the variables that give a process `cpus` compute threads. Not collective.
-
-    Libraries read them when they are loaded, so they are set before.
-    """
-    count = str(cpus)
-    return {
-        "OMP_NUM_THREADS": count,
-        "MKL_NUM_THREADS": count,
-        "OPENBLAS_NUM_THREADS": count,
-        "NUMEXPR_NUM_THREADS": count,
-        "TF_NUM_INTRAOP_THREADS": count,
-        "TF_NUM_INTEROP_THREADS": count,
-    }

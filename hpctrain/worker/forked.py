@@ -18,6 +18,7 @@ from typing import Any
 from hpctrain import environ
 from hpctrain.worker.launched import Launched, apply_signals
 from hpctrain.worker.task_cgroups import explain_cgroup
+from hpctrain.worker.threads import explain_binding
 
 # fork_client.py's: python -I -S fork_client.py NAME SECONDS PATIENCE ASKED, then the rank's.
 _CLIENT_WORDS = 8
@@ -25,9 +26,6 @@ _MOST_NAMED = 4
 # man 5 proc, /proc/PID/stat: arg_start and arg_end, counted from the third field.
 _ARG_START = 48 - 3
 _PMI_DESCRIPTOR = "PMI_FD"
-# GNU's OpenMP reads them when it is loaded, Intel's and LLVM's reads the last.
-_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-_BINDS_NOT = ("", "false", "none", "disabled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,17 +152,6 @@ def explain_difference(
         return f"the launcher binds ranks to {cpus} CPUs, fewer than their {threads} threads"
     if launched.affinity != server.affinity:
         return explain_binding(before)
-    return ""
-
-
-def explain_binding(environment: Mapping[str, str]) -> str:
-    """Return why a fork for other CPUs would use those of its server, or nothing. Pure."""
-    for name in _BINDING:
-        if (value := environment.get(name, "")).lower() not in _BINDS_NOT:
-            return (
-                f"{name}={value} binds threads to the CPUs that a process has when it imports, and "
-                f"each rank has its own. Unset it, and Slurm's binding of ranks is what counts"
-            )
     return ""
 
 

@@ -33,6 +33,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world
+from hpctrain.worker.early_imports import import_early
 from hpctrain.worker.failure import LAST_WORDS, describe_exception
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.profiling import answer_profile_requests
@@ -199,6 +200,7 @@ def run_rank(argv: list[str]) -> None:
     # end it there: launchers send them to a rank whose peers have died.
     warnings = Warnings()
     warnings.handle(signal.SIGUSR2)
+    import_early(argv)
     paths, attempt, size = RunPaths(Path(argv[0])), int(argv[1]), int(argv[2])
     try:
         connection = _connect(argv[3])

@@ -169,7 +169,7 @@ def _fit_preprocessor(
 
 def export_thread_counts(settings: RankSettings) -> None:
     """Let libraries that are loaded from now on compute with this rank's CPUs. Not collective."""
-    from hpctrain.worker.bootstrap import thread_variables
+    from hpctrain.worker.threads import thread_variables
 
     environ.export(thread_variables(settings.cpus_per_worker))
 

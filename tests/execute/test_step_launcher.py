@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.execute import step_launcher
-from hpctrain.execute.step_launcher import explain_wrong_pmi, other_mpi
-from hpctrain.execute.worker_group import launcher_variables
+from hpctrain.execute.step_launcher import explain_wrong_pmi, launcher_variables, other_mpi
 
 
 def test_starts_that_fail_are_tried_by_turns_with_srun_and_the_mpiexec_of_the_wheel(

@@ -52,9 +52,12 @@ def train():
     context = hpctrain.get_context()
     place = [context.get_node_rank(), context.get_local_rank()]
     left = [name for name in os.environ if name.startswith(("PMI", "HPCTRAIN_NOT"))]
+    has_imported = any(word.startswith("--import-first=") for word in sys.orig_argv)
     mine = {"losses": losses, "threads": torch.get_num_threads(), "place": place, "left": left}
     everybody = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everybody, [mine, [is_forked, place[0], os.getppid()]])
+    distributed.all_gather_object(
+        everybody, [mine, [is_forked or has_imported, place[0], os.getppid()]]
+    )
     return everybody
 
 storage, answers = sys.argv[1], {}
@@ -103,6 +106,33 @@ def test_forked_ranks_of_a_step_compute_the_same_to_the_last_bit(
         if wanted == "1":
             assert len({(node, server) for _, node, server in made_by}) == 2, name
         assert _reasons(tmp_path / name) == []
+
+
+def test_ranks_that_have_a_node_each_import_first_and_compute_the_same(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS.replace("num_workers=4", "num_workers=2"))
+    runs = {"plain": ("0", "auto"), "first": ("1", "auto")}
+    done = subprocess.run(
+        [
+            *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"),
+            *(sys.executable, str(script), str(tmp_path), json.dumps(runs)),
+        ],
+        env={**os.environ, **virtual_slurm.environ},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    (plain, not_first), (ours, first) = (
+        zip(*answers[name], strict=True) for name in ("plain", "first")
+    )
+    assert [rank["place"] for rank in plain] == [[0, 0], [1, 0]]
+    assert ours == plain
+    assert [did for did, *_ in (*not_first, *first)] == [False, False, True, True]
+    assert _reasons(tmp_path / "first") == []
 
 
 # Without torch, whose import is not what this is about.

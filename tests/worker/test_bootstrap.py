@@ -11,7 +11,6 @@ from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import (
     check_collective,
     explain_wrong_size,
-    thread_variables,
     visible_gpus,
 )
 
@@ -61,11 +60,6 @@ def test_a_world_of_another_size_than_one_is_not_said_to_be_alone():
     message = explain_wrong_size(2, 4, library=MPICH, variables={})
     assert "num_workers=4, but MPI found a world of 2 ranks." in message
     assert "set ScalingConfig(num_workers=2), or start 4 ranks" in message
-
-
-def test_every_library_computes_with_the_cpus_of_the_rank():
-    assert set(thread_variables(3).values()) == {"3"}
-    assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} <= set(thread_variables(3))
 
 
 @pytest.mark.parametrize(

@@ -470,6 +470,14 @@ def test_a_node_beyond_those_of_the_step_is_an_error() -> None:
         place_on_node(step)
 
 
+def test_ranks_that_have_a_node_each_need_no_server() -> None:
+    servers = StepForkServers(["json"], own_places=("/home/me",))
+    command = ["python", "-m", "rank"]
+    argv = servers.command(command, {"OMP_PROC_BIND": "close"}, are_alone=True)
+    assert argv == [*command, '--import-first={"modules":["json"],"own_places":["/home/me"]}']
+    assert servers.take_reasons() == []
+
+
 @pytest.mark.parametrize(
     ("kind", "pmi", "is_tried"),
     [

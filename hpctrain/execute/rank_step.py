@@ -1,0 +1,121 @@
+"""Start the ranks of an attempt: their command, their environment, and what starts them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hpctrain import environ
+from hpctrain.execute.process import StepProcess
+from hpctrain.execute.rank_forks import CLIENT, RankForks
+from hpctrain.execute.step_launcher import launcher_variables
+from hpctrain.plan.argv import (
+    GPU_VARIABLES,
+    MEMORY_VARIABLES,
+    STEP_VARIABLES,
+    worker_argv,
+    worker_step_argv,
+)
+from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.resources import Placement
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.threads import thread_variables
+
+if TYPE_CHECKING:
+    from hpctrain.execute.node_environment import NodeEnvironment
+    from hpctrain.execute.rank_container import RankContainer
+
+
+def start_ranks(
+    launcher: StepLauncher,
+    placement: Placement,
+    *,
+    paths: RunPaths,
+    attempt: int,
+    socket: str,
+    num_threads: int,
+    environment: Mapping[str, str],
+    srun_args: tuple[str, ...] = (),
+    log_to_file: bool = True,
+    is_slice: bool = False,
+    container: RankContainer | None = None,
+    node_environment: NodeEnvironment | None = None,
+    fork_server: RankForks | None = None,
+    local: bool = False,
+    on_hosts: bool = False,
+) -> StepProcess:
+    """Start the ranks of an attempt. Not collective.
+
+    Parameters
+    ----------
+    launcher
+        What starts them.
+    placement
+        How they lie on nodes.
+    paths
+        The run directory, with a directory for the logs of the attempt.
+    attempt
+        Its number.
+    socket
+        Name of the socket to which they connect.
+    num_threads
+        Compute threads of each.
+    environment
+        Variables that they get on top of this process's own.
+    srun_args, log_to_file, is_slice, container, node_environment, fork_server
+        As of `hpctrain.execute.worker_group.WorkerGroup`.
+    local
+        Whether they stay on this machine.
+    on_hosts
+        Whether they are on the hosts of a hostfile.
+
+    Raises
+    ------
+    LaunchError
+        If the launcher cannot be started.
+    """
+    packed = node_environment
+    python = sys.executable if packed is None else packed.python
+    command = worker_argv(
+        python if container is None else container.container.python,
+        run_dir=str(paths.root),
+        attempt=attempt,
+        world_size=placement.num_workers,
+        socket=socket,
+        log_to_file=log_to_file,
+    )
+    inherited = environ.without_export_variables(environ.environment())
+    variables = environ.without_launcher_variables(inherited)
+    of_job = (*GPU_VARIABLES, *MEMORY_VARIABLES) if is_slice else ()
+    for option in (*STEP_VARIABLES, *of_job):
+        variables.pop(option, None)
+    if any(option.startswith(("--gpus-per-task", "--gres")) for option in srun_args):
+        # The total of the allocation, of which the ranks may use less.
+        variables.pop("SLURM_GPUS", None)
+    variables.update(thread_variables(num_threads))
+    variables.update(launcher_variables(launcher.kind, local=local))
+    variables.update(environment)
+    if packed is not None:
+        variables = packed.variables(variables)
+    if container is not None:
+        entry = container.enter(command, launcher, environment)
+        command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
+    if fork_server is not None and fork_server.tries(launcher):
+        client = CLIENT if packed is None else packed.fork_client
+        are_alone = placement.max_tasks_per_node == 1
+        command = fork_server.command(command, variables, client=client, are_alone=are_alone)
+    return StepProcess(
+        worker_step_argv(
+            launcher,
+            placement,
+            command,
+            srun_args=srun_args,
+            export=environ.portable_names(variables) if on_hosts else (),
+            local=local,
+            is_slice=is_slice,
+        ),
+        environment=variables,
+        log=paths.launcher_log(attempt),
+        job_id=None if local else environ.variable("SLURM_JOB_ID"),
+    )

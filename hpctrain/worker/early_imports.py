@@ -1,0 +1,57 @@
+"""Imports of a rank that has its node to itself, before it joins the others.
+
+Where several ranks share a node, one process imports for them (`hpctrain.worker.fork_server`). A
+rank alone imports the same modules at its first moment: while its peers, the agents and the
+executor are starting too, and not after them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from hpctrain.log import flush_output
+from hpctrain.worker.uncollected import uncollected
+
+_OPTION = "--import-first="
+# It runs already, under another name.
+_MAIN = "hpctrain.worker.main"
+
+
+def with_imports(command: Iterable[str], asked: str) -> list[str]:
+    """Return the command of a rank that imports first. Pure; not collective.
+
+    Parameters
+    ----------
+    command
+        Of an ordinary rank.
+    asked
+        What, as a fork server is asked.
+    """
+    return [*command, f"{_OPTION}{asked}"]
+
+
+def import_early(argv: Sequence[str]) -> None:
+    """Import what the command line of this rank names. Not collective. Never raises.
+
+    Where a file of the user's has the name of a module that came from elsewhere, which the rank
+    would have found first, it begins once more without.
+    """
+    asked = next((word for word in argv if word.startswith(_OPTION)), None)
+    if asked is None:
+        return
+    content = json.loads(asked.removeprefix(_OPTION))
+    from hpctrain.worker.preload import is_of_library, shadowed
+
+    # What fails here fails in the training too, and then the user is told.
+    with uncollected(), suppress(Exception):
+        for name in content["modules"]:
+            if name != _MAIN and is_of_library(name):
+                importlib.import_module(name)
+    if shadowed(content["own_places"]):
+        flush_output()
+        os.execv(sys.executable, [word for word in sys.orig_argv if word != asked])

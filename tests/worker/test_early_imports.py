@@ -1,0 +1,63 @@
+"""A rank that has its node to itself imports before it joins, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.worker.early_imports import with_imports
+
+PROGRAM = """
+import gc, sys
+from hpctrain.worker.early_imports import import_early
+
+import_early(sys.argv)
+print([name for name in ("wave", "sndhdr", "own") if name in sys.modules])
+print(len([word for word in sys.argv if word.startswith("--import-first=")]), gc.isenabled())
+"""
+
+
+def run(tmp_path: Path, modules: Sequence[str], *, own: str = "") -> list[str]:
+    (tmp_path / "rank.py").write_text(PROGRAM)
+    place = tmp_path / "own"
+    place.mkdir()
+    (place / "own.py").touch()
+    if own:
+        (place / own).touch()
+    asked = json.dumps({"modules": [*modules], "own_places": [str(place)]})
+    done = subprocess.run(
+        with_imports([sys.executable, "-m", "rank", "1"], asked),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_rank_alone_imports_what_libraries_have_and_leaves_the_users_own(tmp_path: Path) -> None:
+    assert run(tmp_path, ["wave", "own", "not_installed"]) == ["['wave']", "1 True"]
+
+
+def test_an_import_that_fails_is_left_to_the_training(tmp_path: Path) -> None:
+    assert run(tmp_path, ["wave", "json.no_such_module"]) == ["['wave']", "1 True"]
+
+
+def test_a_rank_begins_once_more_where_a_file_of_the_users_has_the_name_of_a_library(
+    tmp_path: Path,
+) -> None:
+    assert run(tmp_path, ["wave"], own="wave.py") == ["[]", "0 True"]
+
+
+def test_a_rank_without_such_a_word_imports_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "rank.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["[]", "0 True"], done.stderr
