@@ -31,7 +31,7 @@ from hpctrain.plan.argv import worker_step_argv
 from hpctrain.plan.container import Entry
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
-from hpctrain.slurm.probe import offered_pmi_types
+from hpctrain.slurm.pmi import offered_pmi_types
 
 _NUM_RANKS = 2
 # Of a step on all nodes, before the command.

@@ -41,6 +41,7 @@ from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.states import RunEvent
 
 if TYPE_CHECKING:
+    from hpctrain.execute.first_steps import FirstSteps
     from hpctrain.execute.node_environment import Brought
     from hpctrain.execute.slow_nodes import SlowNode
 
@@ -64,6 +65,10 @@ class Executor:
         Checkpoint of another run to begin with.
     fork_server
         What forks ranks. That of this machine may have been started already; it ends with the run.
+    first_steps
+        Agents and ranks of the first attempt, if they have been started.
+    signals
+        Names of the signals that this process has got, if it has handlers that append to the list.
     """
 
     def __init__(
@@ -75,6 +80,8 @@ class Executor:
         spec_digest: str,
         resume_from: Path | None = None,
         fork_server: RankForks | None = None,
+        first_steps: FirstSteps | None = None,
+        signals: list[str] | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan
@@ -82,6 +89,7 @@ class Executor:
         self._spec_digest = spec_digest
         self._resume_from = resume_from
         self._fork_server = fork_server
+        self._first_steps = first_steps
         self._mpi = plan.mpi
         self._container = None
         if plan.container is not None:
@@ -96,7 +104,7 @@ class Executor:
             self._node_environment = NodeEnvironment(
                 plan.environment_pack, is_slice=plan.is_slice, check_stop=self._raise_if_stopped
             )
-        self.signals: list[str] = []
+        self.signals: list[str] = [] if signals is None else signals
         """Signals that this process got; the process's signal handlers append to it."""
         self.recorder = Recorder(
             paths=paths, run_config=run_config, status=initial_status(paths, plan, run_config)
@@ -106,12 +114,16 @@ class Executor:
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
         mpiexec = find_mpiexec(plan.mpi) if plan.launcher == "mpiexec" else None
-        self._agents = NodeAgents(
-            paths,
-            node_timeout_s=run_config.failure_config.node_timeout_s,
-            survives_loss=plan.job_nodes.survives_loss,
-            is_slice=plan.is_slice,
-            mpiexec=mpiexec,
+        self._agents = (
+            NodeAgents(
+                paths,
+                node_timeout_s=run_config.failure_config.node_timeout_s,
+                survives_loss=plan.job_nodes.survives_loss,
+                is_slice=plan.is_slice,
+                mpiexec=mpiexec,
+            )
+            if first_steps is None
+            else first_steps.agents
         )
         job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
         leaves_out = job_id is not None and plan.job_nodes.survives_loss
@@ -192,6 +204,8 @@ class Executor:
             raise
         finally:
             recorder.validations.close()
+            if self._first_steps is not None:
+                self._first_steps.close()
             self._agents.close(timeouts.AGENTS_END_S)
             if self._node_environment is not None:
                 self._node_environment.close()
@@ -319,6 +333,7 @@ class Executor:
             raise
         self._placed_nodes = placement.nodes
         start = recorder.begin_attempt(self._resume_from)
+        begun = None if self._first_steps is None else self._first_steps.take(start.attempt)
         group = WorkerGroup(
             num_cpus_per_worker=self._plan.threads_per_task,
             placement=placement,
@@ -332,6 +347,7 @@ class Executor:
             node_environment=self._node_environment,
             note=self._note_brought,
             fork_server=self._fork_server,
+            begun=begun,
             environment=self._plan.environment,
             path=self._paths.root,
             attempt=start.attempt,

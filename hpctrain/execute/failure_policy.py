@@ -21,8 +21,6 @@ from hpctrain.slurm.output import Job
 
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 5
 """A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
-MAX_RESTARTS_WITHOUT_ATTEMPT = 3
-"""An executor that is killed so often in a row before it begins an attempt is not started again."""
 
 _FIRST_DELAY_S = 0.5
 _LONGEST_CAUSE = 300

@@ -65,6 +65,7 @@ class NodeAgents:
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
         self._nodes: frozenset[str] = frozenset()
+        self._attempt = 0
         self._secret_file: Path | None = None
         self.socket = ""
         """Name of the socket for the ranks of a node, with ``%N`` for the node's."""
@@ -103,6 +104,10 @@ class NodeAgents:
             If they cannot be started.
         """
         nodes = frozenset((*placement.nodes, *idle_nodes))
+        if self._hub is not None and (nodes, attempt) == (self._nodes, self._attempt):
+            # They were gathered for this attempt before: its ranks may have come by now.
+            return self._hub
+        self._attempt = attempt
         if self._hub is not None and self._are_there(nodes):
             self._hub.begin_attempt(attempt)
             return self._hub

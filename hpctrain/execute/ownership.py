@@ -14,6 +14,9 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 
+# A job can begin before the process that has submitted it has written so: by milliseconds.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
+
 
 class Ownership(Enum):
     """Whether a job that begins owns the run that it was submitted for."""
@@ -36,7 +39,7 @@ def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S
     """
     job_id = environ.variable("SLURM_JOB_ID")
     assert job_id is not None
-    deadline = Deadline(patience_s)
+    deadline, pause_s = Deadline(patience_s), _FIRST_PAUSE_S
     while True:
         verdict = judge_ownership(read_events(paths), job_id)
         if verdict is not Ownership.UNDECIDED:
@@ -46,7 +49,8 @@ def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S
             with suppress(OSError):
                 RunRecord(paths).append("successor", job_id=job_id, after=None)
             return Ownership.MINE
-        time.sleep(0.1)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def judge_ownership(events: Iterable[Mapping[str, Any]], job_id: str) -> Ownership:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain import environ, timeouts
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.launch_plan import StepLauncher
-from hpctrain.slurm.probe import offered_pmi_types
+from hpctrain.slurm.pmi import offered_pmi_types
 
 # What `srun --mpi=X` must be for ranks to find each other, best first (measured with Slurm 22.05).
 _PMI_OF = {

@@ -6,20 +6,19 @@ in it; the executor is its child, and is started again if it dies of anything bu
 
 from __future__ import annotations
 
+import importlib
 import os
+import select
 import signal
 import sys
 from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.errors import HpctrainError, RunStoppedError, SupersededError
-from hpctrain.execute.executor import Executor
-from hpctrain.execute.failure_policy import MAX_RESTARTS_WITHOUT_ATTEMPT
 from hpctrain.execute.fence import Fence
-from hpctrain.execute.fork_server import fork_server_for
+from hpctrain.execute.first_steps import FirstSteps, begin_first_steps
 from hpctrain.execute.ownership import Ownership, await_ownership
 from hpctrain.log import log, log_traceback
-from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.ledger import count_attempts
@@ -27,9 +26,15 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
-from hpctrain.rundir.trust import check_run_directory, digest_spec, read_spec
+from hpctrain.rundir.trust import check_run_directory, read_spec
+from hpctrain.worker.uncollected import uncollected
+
+MAX_RESTARTS_WITHOUT_ATTEMPT = 3
+"""An executor that is killed so often in a row before it begins an attempt is not started again."""
 
 _SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+# An executor is started within seconds, and its start has the CPUs to itself.
+_CALM_S = 10.0
 
 
 def supervise(run_dir: str, spec_digest: str | None = None) -> None:
@@ -51,6 +56,7 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
         pid = os.fork()
         if pid == 0:
             os._exit(_run_executor(paths, spec_digest))
+        _import_for_another(pid)
         _, wait_status = os.waitpid(pid, 0)
         if os.WIFEXITED(wait_status):
             if exit_status := os.WEXITSTATUS(wait_status):
@@ -82,6 +88,27 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
     raise SystemExit(1)
 
 
+def _import_for_another(pid: int) -> None:
+    """Import what an executor imports, once the one that is there has had its start.
+
+    A filesystem that is away when it dies, and the cause of that, need not be read then.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        # Linux before 5.3.
+        return
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if not poller.poll(_CALM_S * 1000):
+            importlib.import_module("hpctrain.execute.stored_executor")
+    except Exception as error:
+        log(f"an executor that follows this one will have to import anew: {error}")
+    finally:
+        os.close(descriptor)
+
+
 def _is_here(directory: HeldDirectory) -> bool:
     try:
         directory.check()
@@ -91,53 +118,27 @@ def _is_here(directory: HeldDirectory) -> bool:
     return True
 
 
-def stored_executor(
-    paths: RunPaths, spec_digest: str | None = None, *, fork_server: str = ""
-) -> Executor:
-    """Return the executor of a run, as it was written into ``spec.pkl``.
-
-    Not collective. This unpickles what the user's process has pickled.
-
-    Parameters
-    ----------
-    spec_digest
-        That of what was submitted; None if an older hpctrain has submitted it.
-    fork_server
-        Name of one that another process has started; empty without one.
-
-    Raises
-    ------
-    ConfigError, DamagedFileError
-        If another user could have written it, or has.
-    """
-    check_run_directory(paths.root)
-    content = read_spec(paths, digest=spec_digest)
-    run_spec = RunSpec.from_bytes(content)
-    # Callbacks may be of modules beside the script.
-    sys.path[:] = list(dict.fromkeys((*run_spec.settings.sys_path, *sys.path)))
-    if run_spec.sources:
-        from hpctrain.worker.pinned import pin_sources
-
-        pin_sources(run_spec.sources)
-    run_config, plan, resume_from = spec.unpack(run_spec.executor)
-    return Executor(
-        paths=paths,
-        plan=plan,
-        run_config=run_config,
-        spec_digest=digest_spec(content),
-        resume_from=resume_from,
-        fork_server=fork_server_for(plan, run_spec.settings, offered=fork_server),
-    )
-
-
 def _run_executor(paths: RunPaths, spec_digest: str | None) -> int:
     """Run the executor in this process; return its exit status."""
+    signals: list[str] = []
+    first_steps: FirstSteps | None = None
     try:
-        executor = stored_executor(paths, spec_digest)
+        # Before anything is started: what a process ignores, its children ignore.
         for number in _SIGNALS:
-            signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
+            signal.signal(number, lambda n, _: signals.append(signal.Signals(n).name))
+        check_run_directory(paths.root)
+        content = read_spec(paths, digest=spec_digest)
+        run_spec = RunSpec.from_bytes(content)
+        first_steps = begin_first_steps(paths, run_spec)
+        with uncollected():
+            # Most of what an executor imports is in this one.
+            from hpctrain.execute.stored_executor import open_executor
+
+        executor = open_executor(paths, content, run_spec, first_steps=first_steps, signals=signals)
         executor.run()
     except BaseException as error:
+        if first_steps is not None:
+            first_steps.abandon()
         return report_end(error)
     return 0
 

@@ -83,6 +83,8 @@ class WorkerGroup(CallsFunctions):
         Gets how nodes got that environment.
     fork_server
         What forks ranks; None starts an interpreter for each.
+    begun
+        What starts the ranks, where it was started before: with `agents`, and for this attempt.
     environment
         Variables that ranks get on top of this process's own.
     path
@@ -117,6 +119,7 @@ class WorkerGroup(CallsFunctions):
         node_environment: NodeEnvironment | None = None,
         note: Callable[[Brought], None] = lambda brought: None,
         fork_server: RankForks | None = None,
+        begun: StepProcess | None = None,
         environment: Mapping[str, str] | None = None,
         path: Path | None = None,
         attempt: int = 1,
@@ -138,6 +141,7 @@ class WorkerGroup(CallsFunctions):
         self._node_environment = node_environment
         self._note = note
         self._fork_server = fork_server
+        self._begun = begun
         self._environment = dict(environment or {})
         self._log_to_file = log_to_file
         self._num_threads = num_cpus_per_worker
@@ -225,6 +229,8 @@ class WorkerGroup(CallsFunctions):
         try:
             if self._agents is None:
                 self._start_here()
+            elif self._begun is not None:
+                self._step, self._begun = self._begun, None
             else:
                 library = None if self._container is None else self._check(self._container)
                 launcher = self._agents.mpiexec or find_step_launcher(self._mpi, library=library)
@@ -345,6 +351,9 @@ class WorkerGroup(CallsFunctions):
 
     def shutdown(self, patience_s: float = 5.0) -> None:
         """End the ranks: let them leave if they can, kill them after `patience_s` seconds."""
+        if self._begun is not None:
+            self._begun.kill()
+            self._begun = None
         if self._hub is None:
             return
         if patience_s > 0 and self._step is not None and self._workers:

@@ -28,7 +28,8 @@ from hpctrain.errors import ConfigError, SupersededError
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.stop_pipe import StopListener, StopPipe
-from hpctrain.execute.supervisor import report_end, stored_executor
+from hpctrain.execute.stored_executor import stored_executor
+from hpctrain.execute.supervisor import report_end
 from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.here import warnings_of_slurm
 from hpctrain.launch.request import Submission

@@ -24,7 +24,7 @@ from hpctrain.launch.request import (
     make_plan,
     refuse_patterns,
 )
-from hpctrain.launch.run_spec import fingerprint_of
+from hpctrain.launch.run_spec import fingerprint_of, pack_first_start
 from hpctrain.launch.stored import StoredRun
 from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -183,6 +183,9 @@ def _make_spec(
     for callback in request.run_config.callbacks:
         callback.on_submit(request.worker_spec.parameters)
     content = request.run_config, launch_plan, request.resume_from
+    sys_path = ranks_path(
+        module_path(spec.settings.sys_path, recorded_python=changes.python), launch_plan.container
+    )
     return replace(
         spec,
         fingerprint=fingerprint_of(request, spec.worker, changes.digests),
@@ -191,15 +194,13 @@ def _make_spec(
         settings=replace(
             spec.settings,
             name=request.paths.root.name,
-            sys_path=ranks_path(
-                module_path(spec.settings.sys_path, recorded_python=changes.python),
-                launch_plan.container,
-            ),
+            sys_path=sys_path,
             in_container=launch_plan.container is not None
             or launch_plan.environment_pack is not None,
         ),
         executor=pack(content, what="RunConfig (callbacks, stop)"),
         validation=_validation(request, stored, launch_plan),
+        first_start=pack_first_start(request, launch_plan, sys_path),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from hpctrain.launch.digests import FILES, describe_values, digest_parts
 from hpctrain.launch.environment_pack import ranks_path_with_pack
 from hpctrain.launch.request import Request, refuse_patterns
 from hpctrain.log import log
-from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.modules import ModuleFiles, ModuleFinder
+from hpctrain.plan.launch_plan import FirstStart, LaunchPlan
+from hpctrain.plan.modules import ModuleFiles, ModuleFinder, is_own_place
 from hpctrain.plan.sources import MOST_SOURCE_BYTES, pack_sources
 from hpctrain.plan.spec import (
     LARGE_PICKLE_BYTES,
@@ -74,6 +74,10 @@ def make_spec(
     finder = ModuleFinder(files)
     digests, modules = digest_parts(spec, worker, **rest, validation=validation, finder=finder)
     executor = _pack_for_executor(request, plan, must=in_background)
+    sys_path = ranks_path_with_pack(
+        ranks_path([str(Path(p).absolute()) for p in sys.path], plan.container),
+        plan.environment_pack,
+    )
     return RunSpec(
         trainer=request.trainer,
         backend=f"{config_class.__module__}.{config_class.__qualname__}",
@@ -84,10 +88,7 @@ def make_spec(
         settings=RankSettings(
             name=request.run_config.name,
             cwd=cwd,
-            sys_path=ranks_path_with_pack(
-                ranks_path([str(Path(p).absolute()) for p in sys.path], plan.container),
-                plan.environment_pack,
-            ),
+            sys_path=sys_path,
             cpus_per_worker=scaling.num_cpus_per_worker,
             gpus_per_worker=scaling.num_gpus_per_worker,
             commit_timeout_s=sync.sync_timeout,
@@ -103,7 +104,30 @@ def make_spec(
         executor=executor,
         sources=_pack_sources(request.run_config, finder, executor),
         validation=validation,
+        first_start=pack_first_start(request, plan, sys_path),
     )
+
+
+def pack_first_start(request: Request, plan: LaunchPlan, sys_path: Sequence[str]) -> bytes:
+    """Return what starts agents and ranks before the executor of a job opens all else.
+
+    Not collective.
+
+    Parameters
+    ----------
+    sys_path
+        Module path of the ranks.
+    """
+    if plan.launcher != "slurm":
+        return b""
+    run_config = request.run_config
+    first = FirstStart(
+        plan=plan,
+        log_to_file=run_config.log_to_file,
+        node_timeout_s=run_config.failure_config.node_timeout_s,
+        own_places=tuple(path for path in sys_path if is_own_place(path)),
+    )
+    return pack(first, what="the plan")
 
 
 def _goals_of(run_config: RunConfig) -> Mapping[str, float] | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpctrain.container import Container
-from hpctrain.pack.header import EnvironmentPack
 from hpctrain.plan.resources import NodeRange, Placement
 from hpctrain.plan.sbatch_options import check_srun_args
+
+if TYPE_CHECKING:
+    # An executor imports this module before it starts anything.
+    from hpctrain.container import Container
+    from hpctrain.pack.header import EnvironmentPack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +89,20 @@ class LaunchPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStart:
+    """What the agents and ranks of a job's first attempt are started with.
+
+    The executor of a job opens it before its own configuration, whose classes take longer to import
+    than ranks to start.
+    """
+
+    plan: LaunchPlan
+    log_to_file: bool
+    """As in ``RunConfig``."""
+    node_timeout_s: float
+    """As in ``FailureConfig``."""
+    own_places: tuple[str, ...]
+    """Directories of the user's modules."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.plan.layout import share_out
+
+if TYPE_CHECKING:
+    # An executor imports this module before it starts anything.
+    from hpctrain.config import ScalingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

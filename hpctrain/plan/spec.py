@@ -124,6 +124,9 @@ class RunSpec:
     validation: ValidationSpec | None = None
     """How checkpoints are validated; None if the trainer has no ValidationConfig. It does not
     identify the run."""
+    # Specs of older versions lack it: the default must be a constant.
+    first_start: bytes = b""
+    """Pickled FirstStart of a job that is submitted; empty for others."""
 
     def to_bytes(self) -> bytes:
         """Return the content of ``spec.pkl``."""

@@ -336,26 +336,6 @@ def parse_tres(text: str) -> dict[str, str]:
     return {name: amount for name, _, amount in pairs}
 
 
-def parse_pmi_types(output: str) -> set[str]:
-    r"""Return the PMI types that ``srun --mpi=list`` printed. Not collective.
-
-    Examples
-    --------
-    >>> listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
-    >>> sorted(parse_pmi_types(listed + "specific pmix plugin versions available: pmix_v4"))
-    ['none', 'pmi2', 'pmix_v4']
-    """
-    types: set[str] = set()
-    for line in output.splitlines():
-        # Slurm 20.11 and older prefix every line with "srun: ".
-        text = line.removeprefix("srun: ").strip()
-        if "plugin types are" in text:
-            continue
-        text = text.partition("available:")[2] if "available:" in text else text
-        types.update(re.findall(r"\b(?:none|pmi2|pmix(?:_v\d+)?|cray_shasta|openmpi)\b", text))
-    return types
-
-
 def count_gpus(gres: str) -> int:
     """Return how many GPUs a list of generic resources has. Not collective."""
     # "gpu:4", "gpu:a100:4(S:0-1)", "(null)", "craynetwork:4,gpu:4"

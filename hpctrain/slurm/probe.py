@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
 from hpctrain import environ
@@ -13,7 +12,7 @@ from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement, node_range, place_workers
 from hpctrain.plan.site import Site, known_shape
 from hpctrain.slurm.client import run_slurm
-from hpctrain.slurm.cluster_output import Partition, parse_partitions, parse_pmi_types
+from hpctrain.slurm.cluster_output import Partition, parse_partitions
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
 from hpctrain.slurm.output import read_allocation
@@ -161,26 +160,6 @@ def _gpus_by_node() -> dict[str, int]:
     job = find_job(environ.variable("SLURM_JOB_ID") or "", with_details=True)
     groups = {} if job is None else job.gpus
     return {host: count for nodes, count in groups.items() for host in expand_hosts(nodes)}
-
-
-@functools.cache
-def offered_pmi_types() -> frozenset[str]:
-    """Return the PMI types that srun can set up. Not collective. Asked once for a process.
-
-    Raises
-    ------
-    LaunchError
-        If srun is not there, or does not answer.
-    """
-    try:
-        answer = run_slurm(["srun", "--mpi=list"])
-    except LaunchError as error:
-        raise LaunchError(
-            f"{error} Or say how ranks start: SlurmConfig(mpi='pmi2'), 'pmix', or the path of an "
-            f"mpiexec.",
-            transient=error.transient,
-        ) from error
-    return frozenset(parse_pmi_types(answer.stdout + answer.stderr))
 
 
 def explain_refusal(said: str, scaling: ScalingConfig) -> str:

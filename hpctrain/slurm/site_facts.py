@@ -11,7 +11,7 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.container import RUNTIMES
 from hpctrain.slurm.client import ask_slurm
 from hpctrain.slurm.cluster_output import NodeGroup, parse_node_groups, parse_record
-from hpctrain.slurm.probe import offered_pmi_types
+from hpctrain.slurm.pmi import offered_pmi_types
 
 _SINFO = ("sinfo", "--noheader", "--format=%P|%D|%T|%c|%m|%G|%f")
 _SHOW_CONFIG = ("scontrol", "show", "config")

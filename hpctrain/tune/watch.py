@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpctrain.execute.failure_policy import MAX_RESTARTS_WITHOUT_ATTEMPT
+from hpctrain.execute.supervisor import MAX_RESTARTS_WITHOUT_ATTEMPT
 from hpctrain.launch.cancel import record_end
 from hpctrain.launch.life import LifeTest
 from hpctrain.launch.tail import Tail

@@ -21,7 +21,7 @@ from hpctrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig
 from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.data import from_numpy
 from hpctrain.errors import ConfigError, DamagedFileError, LaunchError, WorkerError
-from hpctrain.execute.supervisor import stored_executor
+from hpctrain.execute.stored_executor import stored_executor
 from hpctrain.plan.spec import RunSpec
 from hpctrain.predict.output import Output
 from hpctrain.rundir.files import write_atomic

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,6 +70,15 @@ def run(executors: Executors) -> None:
 
 def events(executors: Executors) -> list[str]:
     return [event["event"] for event in read_events(executors.paths)]
+
+
+def test_a_supervisor_does_not_import_what_an_executor_imports_while_its_ranks_start() -> None:
+    program = "import hpctrain.execute.supervisor, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "hpctrain.execute.first_steps" in loaded, done.stderr
+    heavy = ("execute.executor", "execute.worker_group", "config", "slurm.output", "plan.modules")
+    assert loaded & {f"hpctrain.{name}" for name in heavy} == set()
 
 
 def test_an_executor_that_ends_well_is_started_once(executors: Executors):

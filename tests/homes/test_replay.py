@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain import Result
+from hpctrain.plan import spec
+from hpctrain.plan.launch_plan import FirstStart
+from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster
 from tests.processes import run_python
 from tests.runs import reported
@@ -67,6 +71,12 @@ def command(
     return run_python(*words, cwd=place, environ=environ, code=code)
 
 
+def first_start(root: Path) -> FirstStart:
+    first = spec.unpack(RunSpec.from_bytes(RunPaths(root).spec.read_bytes()).first_start)
+    assert isinstance(first, FirstStart)
+    return first
+
+
 def losses(root: Path) -> list[float]:
     return [metrics["loss"] for metrics in reported(root)]
 
@@ -96,6 +106,8 @@ def test_a_job_is_submitted_again_after_its_module_was_edited(
     directives = [plan["launch_plan"]["directives"] for plan in plans]
     assert directives[1] == {**directives[0], "job-name": "run-replay-1", "time": "7"}
     assert plans[1]["replay_of"]["run_id"] == plans[0]["run_id"]
+    # What starts its ranks before anything else is read.
+    assert first_start(new).plan.directives == directives[1]
 
 
 def test_a_partition_that_is_gone_is_said_and_another_one_can_be_given(

@@ -13,7 +13,7 @@ import pytest
 from hpctrain import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.slurm.cluster_output import parse_pmi_types
+from hpctrain.slurm.pmi import parse_pmi_types
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 from tests.clusters import own_cluster
 from tests.waiting import wait_until, wait_until_final

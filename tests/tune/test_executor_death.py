@@ -13,7 +13,7 @@ import pytest
 
 import hpctrain
 from hpctrain import Checkpoint, FailureConfig, Result, RunConfig, tune
-from hpctrain.execute.failure_policy import MAX_RESTARTS_WITHOUT_ATTEMPT
+from hpctrain.execute.supervisor import MAX_RESTARTS_WITHOUT_ATTEMPT
 from hpctrain.launch import cancel
 from hpctrain.launch.cancel import end_process
 from hpctrain.rundir.attempts import describe_event

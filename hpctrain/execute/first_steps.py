@@ -1,0 +1,128 @@
+"""`FirstSteps`: agents and ranks that start while their executor imports the rest of itself.
+
+Of what an executor imports in a job a third is enough to call srun. So it does that first where it
+cannot be wrong: at the first attempt of a run whose nodes are those that were asked for. What it
+reads and writes before other attempts, it reads and writes while these ranks import.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hpctrain import environ
+from hpctrain.errors import LaunchError
+from hpctrain.execute.node_agents import NodeAgents
+from hpctrain.execute.process import StepProcess
+from hpctrain.execute.rank_forks import RankForks
+from hpctrain.execute.rank_step import start_ranks
+from hpctrain.execute.step_fork_servers import StepForkServers
+from hpctrain.execute.step_launcher import find_step_launcher
+from hpctrain.plan import spec
+from hpctrain.plan.launch_plan import FirstStart
+from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.files import make_directory
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
+
+_ATTEMPT = 1
+
+
+class FirstSteps:
+    """The agents and ranks of the first attempt, which have been started.
+
+    Parameters
+    ----------
+    agents
+        The agents.
+    ranks
+        What starts the ranks.
+    """
+
+    def __init__(self, agents: NodeAgents, ranks: StepProcess) -> None:
+        self.agents = agents
+        """The agents; whose they are from here on is the executor's business."""
+        self._ranks: StepProcess | None = ranks
+
+    def take(self, attempt: int) -> StepProcess | None:
+        """Return what starts the ranks of an attempt; None if it is to be started.
+
+        Not collective. It is the caller's from then on.
+        """
+        if attempt != _ATTEMPT:
+            self.close()
+        ranks, self._ranks = self._ranks, None
+        return ranks
+
+    def close(self) -> None:
+        """End ranks that nobody has taken. Not collective."""
+        if self._ranks is not None:
+            self._ranks.kill()
+            self._ranks = None
+
+    def abandon(self) -> None:
+        """End all of them, where there will be no executor. Not collective."""
+        self.close()
+        self.agents.close()
+
+
+def begin_first_steps(paths: RunPaths, run_spec: RunSpec) -> FirstSteps | None:
+    """Start agents and ranks of a run's first attempt; return None where that has to wait.
+
+    Not collective. Never raises for what keeps them from starting: the executor meets it too, and
+    knows what to say.
+
+    Parameters
+    ----------
+    paths
+        The run directory, which is this user's alone.
+    run_spec
+        What is run.
+    """
+    if not run_spec.first_start:
+        return None
+    first: FirstStart = spec.unpack(run_spec.first_start)
+    if not _is_certain(paths, first):
+        return None
+    agents = NodeAgents(paths, node_timeout_s=first.node_timeout_s)
+    plan, forks = first.plan, _forks(run_spec, first)
+    try:
+        make_directory(paths.logs(_ATTEMPT), below=paths.root)
+        agents.gather(plan.placement, (), attempt=_ATTEMPT)
+        ranks = start_ranks(
+            find_step_launcher(plan.mpi),
+            plan.placement,
+            paths=paths,
+            attempt=_ATTEMPT,
+            socket=agents.socket,
+            num_threads=plan.threads_per_task,
+            environment=plan.environment,
+            srun_args=plan.srun_args,
+            log_to_file=first.log_to_file,
+            fork_server=forks,
+        )
+    except (LaunchError, OSError):
+        agents.close()
+        return None
+    return FirstSteps(agents, ranks)
+
+
+def _is_certain(paths: RunPaths, first: FirstStart) -> bool:
+    """Return whether the executor will start just these steps, as its first."""
+    plan = first.plan
+    return (
+        plan.launcher == "slurm"
+        and plan.placement.is_even
+        and not (plan.job_nodes.survives_loss or plan.is_slice)
+        # They are looked at on each node before.
+        and plan.container is None
+        and plan.environment_pack is None
+        and not os.path.exists(paths.stop_request)
+        and not any(event["event"] == "executor-started" for event in read_events(paths))
+    )
+
+
+def _forks(run_spec: RunSpec, first: FirstStart) -> RankForks | None:
+    modules = run_spec.settings.preload
+    if not modules or not environ.wants_fork_server():
+        return None
+    return StepForkServers(modules, own_places=first.own_places)

@@ -1,0 +1,83 @@
+"""The executor of a run, as it was written into ``spec.pkl``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hpctrain.execute.executor import Executor
+from hpctrain.execute.fork_server import fork_server_for
+from hpctrain.plan import spec
+from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.trust import check_run_directory, digest_spec, read_spec
+
+if TYPE_CHECKING:
+    from hpctrain.execute.first_steps import FirstSteps
+
+
+def stored_executor(
+    paths: RunPaths, spec_digest: str | None = None, *, fork_server: str = ""
+) -> Executor:
+    """Return the executor of a run.
+
+    Not collective. This unpickles what the user's process has pickled.
+
+    Parameters
+    ----------
+    spec_digest
+        That of what was submitted; None if an older hpctrain has submitted it.
+    fork_server
+        Name of one that another process has started; empty without one.
+
+    Raises
+    ------
+    ConfigError, DamagedFileError
+        If another user could have written it, or has.
+    """
+    check_run_directory(paths.root)
+    content = read_spec(paths, digest=spec_digest)
+    return open_executor(paths, content, RunSpec.from_bytes(content), fork_server=fork_server)
+
+
+def open_executor(
+    paths: RunPaths,
+    content: bytes,
+    run_spec: RunSpec,
+    *,
+    fork_server: str = "",
+    first_steps: FirstSteps | None = None,
+    signals: list[str] | None = None,
+) -> Executor:
+    """Return the executor of a run whose ``spec.pkl`` was read, and is this user's.
+
+    Not collective. This unpickles the executor's part.
+
+    Parameters
+    ----------
+    content
+        Of the file.
+    run_spec
+        What it holds.
+    fork_server
+        As of `stored_executor`.
+    first_steps, signals
+        As of `Executor`.
+    """
+    # Callbacks may be of modules beside the script.
+    sys.path[:] = list(dict.fromkeys((*run_spec.settings.sys_path, *sys.path)))
+    if run_spec.sources:
+        from hpctrain.worker.pinned import pin_sources
+
+        pin_sources(run_spec.sources)
+    run_config, plan, resume_from = spec.unpack(run_spec.executor)
+    return Executor(
+        paths=paths,
+        plan=plan,
+        run_config=run_config,
+        spec_digest=digest_spec(content),
+        resume_from=resume_from,
+        fork_server=fork_server_for(plan, run_spec.settings, offered=fork_server),
+        first_steps=first_steps,
+        signals=signals,
+    )

@@ -1,0 +1,220 @@
+"""What an executor starts before it has imported itself, and where it does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config import ScalingConfig
+from hpctrain.errors import LaunchError
+from hpctrain.execute import first_steps
+from hpctrain.execute.first_steps import FirstSteps, begin_first_steps
+from hpctrain.plan import spec
+from hpctrain.plan.launch_plan import FirstStart, LaunchPlan
+from hpctrain.plan.resources import NodeShape, node_range, place_workers
+from hpctrain.plan.spec import RunSpec
+from hpctrain.result import Result
+from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.testing.slurm import VirtualCluster
+from tests.plans import SETTINGS, make_plan
+
+
+class Step:
+    """What starts ranks, as far as it is ended."""
+
+    was_killed = False
+
+    def kill(self) -> None:
+        self.was_killed = True
+
+
+class Agents:
+    """Agents that only say what was asked of them."""
+
+    def __init__(self, paths: RunPaths, *, node_timeout_s: float) -> None:
+        self.socket = "socket"
+        self.acts: list[Any] = [node_timeout_s]
+
+    def gather(self, placement: Any, idle_nodes: Any, *, attempt: int) -> None:
+        self.acts.append(attempt)
+
+    def close(self, patience_s: float = 0.0) -> None:
+        self.acts.append("closed")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "run").mkdir()
+    return RunPaths(tmp_path / "run")
+
+
+@pytest.fixture
+def begin(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[LaunchPlan | None], FirstSteps | None]:
+    monkeypatch.setattr(first_steps, "NodeAgents", Agents)
+    monkeypatch.setattr(first_steps, "find_step_launcher", lambda mpi: mpi)
+    monkeypatch.setattr(first_steps, "start_ranks", lambda *_, **__: Step())
+
+    def begin(plan: LaunchPlan | None) -> FirstSteps | None:
+        return begin_first_steps(paths, make_spec(plan))
+
+    return begin
+
+
+def make_spec(plan: LaunchPlan | None) -> RunSpec:
+    first = b""
+    if plan is not None:
+        start = FirstStart(plan=plan, log_to_file=True, node_timeout_s=7.0, own_places=())
+        first = spec.pack(start, what="the plan")
+    return RunSpec(
+        trainer="",
+        backend="",
+        fingerprint="",
+        digests={},
+        settings=SETTINGS,
+        worker=b"",
+        executor=b"",
+        first_start=first,
+    )
+
+
+def uneven(plan: LaunchPlan) -> LaunchPlan:
+    return replace(plan, placement=replace(plan.placement, tasks_per_node=(2, 1)))
+
+
+def elastic(plan: LaunchPlan) -> LaunchPlan:
+    scaling = ScalingConfig(num_workers=(1, 4))
+    placement = place_workers(scaling, NodeShape(cpus=2, gpus=0))
+    return replace(plan, placement=placement, job_nodes=node_range(scaling, placement))
+
+
+def test_agents_and_ranks_of_the_first_attempt_are_started(begin: Any, paths: RunPaths) -> None:
+    steps = begin(make_plan("slurm"))
+    assert steps.agents.acts == [7.0, 1]
+    assert paths.logs(1).is_dir()
+    step = steps.take(1)
+    assert step is not None
+    steps.close()
+    assert not step.was_killed, "it is the attempt's"
+    assert steps.take(1) is None
+
+
+@pytest.mark.parametrize("attempt", [None, 2])
+def test_ranks_that_are_of_no_use_are_ended(begin: Any, attempt: int | None) -> None:
+    steps = begin(make_plan("slurm"))
+    step = steps._ranks
+    if attempt is None:
+        steps.abandon()
+        assert steps.agents.acts[-1] == "closed"
+    else:
+        assert steps.take(attempt) is None
+    assert step.was_killed
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: None,
+        lambda: make_plan("allocation"),
+        lambda: uneven(make_plan("slurm")),
+        lambda: elastic(make_plan("slurm")),
+        lambda: replace(make_plan("slurm"), is_slice=True),
+        lambda: replace(make_plan("slurm"), container="image"),
+    ],
+    ids=["an older spec", "allocation", "uneven", "elastic", "slice", "container"],
+)
+def test_what_is_looked_at_before_is_not_started_yet(begin: Any, make: Any) -> None:
+    assert begin(make()) is None
+
+
+def test_an_executor_that_follows_another_reads_first_what_became_of_it(
+    begin: Any, paths: RunPaths
+) -> None:
+    append_event(paths, "executor-started", number=1)
+    assert begin(make_plan("slurm")) is None
+
+
+def test_a_run_that_is_to_stop_is_not_started(begin: Any, paths: RunPaths) -> None:
+    paths.stop_request.touch()
+    assert begin(make_plan("slurm")) is None
+
+
+def test_what_cannot_be_started_is_left_to_the_executor_to_explain(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Any] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise LaunchError("no srun")
+
+    monkeypatch.setattr(first_steps, "start_ranks", refuse)
+    monkeypatch.setattr(Agents, "close", lambda self, patience_s=0.0: closed.append(self))
+    assert begin(make_plan("slurm")) is None
+    assert len(closed) == 1
+
+
+CALLBACK = """
+import glob, os, time
+from hpctrain import UserCallback
+
+if "SLURM_JOB_ID" in os.environ:
+    # The executor imports this module, to open its configuration.
+    deadline = time.monotonic() + 60
+    while not glob.glob(os.environ["STORAGE"] + "/run/logs/1/launcher.out"):
+        assert time.monotonic() < deadline, "ranks wait for the configuration"
+        time.sleep(0.02)
+
+class Waits(UserCallback):
+    pass
+"""
+SCRIPT = """
+import os
+import hpctrain
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig
+from waits import Waits
+
+def train():
+    world = hpctrain.get_context().world
+    return [world.attempt, world.num_nodes]
+
+if __name__ == "__main__":
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2, slurm=SlurmConfig(tasks_per_node=1)),
+        run_config=RunConfig(
+            name="run", storage_path=os.environ["STORAGE"], callbacks=[Waits()], verbose=0
+        ),
+    ).fit()
+"""
+
+
+@pytest.mark.slurm
+def test_ranks_of_a_job_start_before_the_configuration_is_opened(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "waits.py").write_text(CALLBACK)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        virtual_slurm.login_command([sys.executable, "train.py"], cwd=tmp_path),
+        env={
+            **os.environ,
+            **virtual_slurm.environ,
+            "PATH": f"{virtual_slurm.environ['PATH']}:{os.environ['PATH']}",
+            "HPCTRAIN_LAUNCHER": "slurm",
+            "STORAGE": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Result.from_path(tmp_path / "run").return_value == [1, 2]
