@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.control import local_socket
 from hpctrain.control.event_loop import events_of
@@ -15,10 +15,12 @@ from hpctrain.control.listener import listen_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.node_use import NodeMeter, gpus_here
 from hpctrain.control.proof import Credentials, Seal
-from hpctrain.control.root import Branch, Root
 from hpctrain.control.strangers import Strangers
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.own_time import OwnTime
+
+if TYPE_CHECKING:
+    from hpctrain.control.root import Branch, Root
 
 SECRET_BYTES = 32
 AGENT_SILENCE_S = 30.0
@@ -108,6 +110,8 @@ class Hub:
         """
         admit: Callable[[socket.socket, Seal], object] = self._add
         if fanout is not None:
+            from hpctrain.control.root import Root
+
             self._root = Root(
                 self._selector,
                 fanout=fanout,
@@ -192,7 +196,7 @@ class Hub:
     def _post(self, raw: bytes, peers: list[_Peer]) -> None:
         branches = []
         for peer in peers:
-            if isinstance(peer.frames, Branch):
+            if not isinstance(peer.frames, FrameSocket):
                 branches.append(peer.frames)
             else:
                 peer.frames.post(raw)
@@ -336,7 +340,7 @@ class Hub:
         return Frame(header, b"", b"")
 
     def _update(self, peer: _Peer) -> None:
-        if peer.frames.closed or isinstance(peer.frames, Branch):
+        if peer.frames.closed or not isinstance(peer.frames, FrameSocket):
             return
         events = events_of(peer.frames, is_read=True)
         key = self._selector.get_key(peer.frames)
@@ -344,7 +348,7 @@ class Hub:
             self._selector.modify(peer.frames, events, key.data)
 
     def _drop(self, peer: _Peer) -> None:
-        if isinstance(peer.frames, Branch):
+        if not isinstance(peer.frames, FrameSocket):
             if self._peers.pop(id(peer.frames), None) is not None:
                 self._use.pop(peer.node, None)
                 peer.frames.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class Strangers:
         if sock is None:
             return
         sock.setblocking(False)
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.send(nonce)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -174,7 +173,7 @@ class NodeAgents:
         attempt: int,
         packed: NodeEnvironment | None,
     ) -> None:
-        secret = secrets.token_bytes(SECRET_BYTES)
+        secret = os.urandom(SECRET_BYTES)
         self._secret_file = self._paths.root / f".secret-{attempt}"
         self._secret_file.unlink(missing_ok=True)
         descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

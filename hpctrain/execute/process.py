@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -48,7 +47,7 @@ class StepProcess:
         self.argv = list(argv)
         self.log = log
         self._job_id = job_id
-        self._mark = secrets.token_hex(8)
+        self._mark = os.urandom(8).hex()
         self._environment = {**environment}
         if job_id is not None:
             self._environment[environ.STEP_MARK] = self._mark

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from hpctrain import timeouts
 from hpctrain.plan.launch_plan import StepLauncher
-from hpctrain.worker import fork_client
 
-CLIENT = fork_client.__file__
+CLIENT = str(Path(__file__).parents[1] / "worker/fork_client.py")
 """What a launcher starts in a rank's place."""
 
 
