@@ -240,6 +240,12 @@ _REPLAY = (
     ("kept", "array of string", "files of your modules that it imports as they were"),
     ("edited", "array of string", "those of them that have changed since"),
     (
+        "variables",
+        "array of difference",
+        "variables that are set as they were: the value that is set first, then that of here",
+    ),
+    ("seed", "integer|null", "seed of its ranks"),
+    (
         "differences",
         "array of difference",
         "what differs: the recorded value first, then that of now",

@@ -24,12 +24,9 @@ from hpctrain.cli.options import (
 if TYPE_CHECKING:
     from hpctrain.launch.replay import Replay
     from hpctrain.launch.request import Submission
+    from hpctrain.launch.run_diff import Difference
 
 _KEY_WIDTH = 11
-_NOT_RECORDED = (
-    "variables of the shell, files that the training function reads by itself, and random numbers "
-    "without a seed"
-)
 
 
 def replay(
@@ -55,6 +52,13 @@ def replay(
     time: TimeOption = "",
     nodes: NodesOption = None,
     ntasks_per_node: TasksPerNodeOption = None,
+    keep_environment: Annotated[
+        bool,
+        typer.Option(
+            "--keep-environment",
+            help="Leave all variables as they are set here, and say which differ.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -63,7 +67,7 @@ def replay(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Run a run again from its record: its code, configuration and resources.
+    """Run a run again from its record: its code, configuration, variables, seed and resources.
 
     It has a directory of its own, and starts from no checkpoint of the old run. A job is submitted,
     and its id printed; other runs run here. Says before what is the same and what is not.
@@ -97,7 +101,11 @@ def replay(
         with naming_flags(without=("num_workers", "site")):
             new = held.enter_context(
                 prepared_replay(
-                    origin, name=name or None, storage_path=storage_path or None, slurm=fields
+                    origin,
+                    name=name or None,
+                    storage_path=storage_path or None,
+                    slurm=fields,
+                    repeats_environment=not keep_environment,
                 )
             )
         submission = new.submission
@@ -172,16 +180,26 @@ def render(new: Replay, *, width: int | None) -> str:
         rows.append(("", f"modules, as they were: {', '.join(changes.kept)}"))
     if changes.edited:
         rows.append(("", f"of these edited since: {', '.join(changes.edited)}"))
+    for number, found in enumerate(changes.variables):
+        rows.append(("" if number else "sets", _explain_variable(found)))
     for number, found in enumerate(changes.differences):
         text = f"{found.field}: {found.first} -> {found.second}"
         rows.append(("" if number else "differs", text))
     if not changes.differences:
         rows.append(("differs", "nothing that is recorded"))
-    rows.append(("unknown", _NOT_RECORDED))
+    *others, last = changes.unknown
+    rows.append(("unknown", f"{', '.join(others)}, and {last}"))
     rows += [("warning", name_flags(text)) for text in changes.warnings]
     for key, text in rows:
         lines += wrap(f"{key:<{_KEY_WIDTH}}", text, width)
     return show_controls("\n".join(lines))
+
+
+def _explain_variable(found: Difference) -> str:
+    name = found.field.removeprefix("variable ")
+    value = "not set" if found.first == "-" else found.first
+    before = "was not set" if found.second == "-" else f"was {found.second}"
+    return f"{name}: {value}; here it {before}"
 
 
 def _line(key: str, text: str) -> list[str]:
@@ -209,6 +227,15 @@ def to_json(new: Replay, *, began: bool, failed: Exception | None = None) -> dic
         "same": list(changes.same),
         "kept": list(changes.kept),
         "edited": list(changes.edited),
+        "variables": [
+            {
+                "field": found.field.removeprefix("variable "),
+                "first": found.first,
+                "second": found.second,
+            }
+            for found in changes.variables
+        ],
+        "seed": submission.spec.settings.seed,
         "differences": [
             {"field": found.field, "first": found.first, "second": found.second}
             for found in changes.differences

@@ -19,6 +19,7 @@ from hpctrain import environ, timeouts
 from hpctrain.errors import DamagedFileError
 from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
+from hpctrain.launch.run_environment import select_variables
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir import FORMAT
 from hpctrain.rundir.directory import read_run_id
@@ -126,6 +127,10 @@ def describe(submission: Submission) -> dict[str, Any]:
         "launch_plan": _without_secrets(submission.plan.to_json()),
         "site": submission.site.name,
         "versions": installed_versions(),
+        "environment": select_variables(
+            environ.environment(), in_rank=submission.plan.launcher == "spmd"
+        ),
+        "seed": spec.settings.seed,
         "git": git_state(),
         "replay_of": None
         if origin is None

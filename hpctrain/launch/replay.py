@@ -24,6 +24,8 @@ from hpctrain.launch.request import (
     make_plan,
     refuse_patterns,
 )
+from hpctrain.launch.run_environment import Variables, read_variables, select_variables
+from hpctrain.launch.run_seed import seed_of
 from hpctrain.launch.run_spec import fingerprint_of, pack_first_start
 from hpctrain.launch.stored import StoredRun
 from hpctrain.launch.validation_plan import plan_validation_job
@@ -52,10 +54,12 @@ def prepared_replay(
     name: str | None = None,
     storage_path: str | None = None,
     slurm: Mapping[str, Any],
+    repeats_environment: bool = True,
 ) -> Iterator[Replay]:
     """Prepare a replay; the caller launches it before it leaves.
 
-    Not collective. This process takes over the working directory and the modules of the run.
+    Not collective. This process takes over the working directory, the modules and the recorded
+    variables of the run.
 
     Parameters
     ----------
@@ -69,6 +73,8 @@ def prepared_replay(
     slurm
         Fields of SlurmConfig that replace the recorded ones: partition, account, qos, time. For a
         run that was no job, also nodes and tasks_per_node.
+    repeats_environment
+        Whether the recorded variables are set as they were.
 
     Raises
     ------
@@ -89,10 +95,24 @@ def prepared_replay(
             f"{', '.join(sorted(slurm))} given, but this replay is no job: its launcher is "
             f"{launcher!r}. --launcher slurm submits it."
         )
+    variables = Variables(
+        recorded=read_variables(plan),
+        here=select_variables(environ.environment()),
+        repeats=repeats_environment,
+    )
+    # Before the modules of the run are imported: they may read some.
+    variables.repeat()
     stored = load_replayable(origin, plan, spec)
     with taken_name(storage, origin.root.name, name) as chosen:
         yield _prepare(
-            origin, plan, stored, storage=storage, name=chosen, launcher=launcher, slurm=slurm
+            origin,
+            plan,
+            stored,
+            storage=storage,
+            name=chosen,
+            launcher=launcher,
+            slurm=slurm,
+            variables=variables,
         )
 
 
@@ -105,6 +125,7 @@ def _prepare(
     name: str,
     launcher: str,
     slurm: Mapping[str, Any],
+    variables: Variables,
 ) -> Replay:
     run_config = replace(stored.run_config, name=name, storage_path=str(storage), existing="auto")
     scaling = stored.scaling_config()
@@ -127,6 +148,7 @@ def _prepare(
         stored,
         request,
         launch_plan,
+        variables=variables,
         asks_slurm=launcher == "slurm" and not environ.dry_run_requested(),
     )
     submission = Submission(
@@ -194,6 +216,9 @@ def _make_spec(
         settings=replace(
             spec.settings,
             name=request.paths.root.name,
+            seed=spec.settings.seed
+            if spec.settings.seed is not None
+            else seed_of(request, launch_plan.launcher),
             sys_path=sys_path,
             in_container=launch_plan.container is not None
             or launch_plan.environment_pack is not None,

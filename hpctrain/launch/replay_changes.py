@@ -17,6 +17,7 @@ from hpctrain.launch.digests import FILES, MODULES, identify_checkpoint, identif
 from hpctrain.launch.record import git_state, installed_versions
 from hpctrain.launch.request import Request
 from hpctrain.launch.run_diff import Difference
+from hpctrain.launch.run_environment import Variables, show_variable
 from hpctrain.launch.stored import StoredRun
 from hpctrain.pack.header import EnvironmentPack
 from hpctrain.plan.launch_plan import LaunchPlan
@@ -30,6 +31,8 @@ _LONGEST = 120
 # Digests of values that are not given.
 _UNSET = ("None", "{}")
 _RESUME = "resume_from_checkpoint"
+_SEED = "seed of the ranks"
+_VARIABLES = "recorded variables"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,10 @@ class Changes:
     """Those of them that have changed since, or are gone."""
     differences: Sequence[Difference]
     """What differs: the first value is that of the record, the second that of now."""
+    variables: Sequence[Difference]
+    """Variables that are set as they were: the first value is set, the second was set here."""
+    unknown: Sequence[str]
+    """What no record holds."""
     warnings: Sequence[str]
     """What Slurm says against the job, with the next step."""
     digests: Mapping[str, str]
@@ -60,6 +67,7 @@ def find_changes(
     request: Request,
     launch_plan: LaunchPlan,
     *,
+    variables: Variables,
     asks_slurm: bool,
 ) -> Changes:
     """Return what is the same in a replay, and what is not. Not collective.
@@ -72,6 +80,8 @@ def find_changes(
         What it was begun with.
     request, launch_plan
         What is launched now.
+    variables
+        Those of the run, and of this process.
     asks_slurm
         Whether Slurm is asked if it still has what a job asks for.
     """
@@ -86,14 +96,19 @@ def find_changes(
         digests |= identify_datasets(request.worker_spec.datasets)
     if _RESUME in digests and (resumed := identify_checkpoint(request.resume_from)) is not None:
         digests[_RESUME] = resumed
+    changed_variables = _variables(variables)
     return Changes(
         same=[
-            name
-            for name, digest in digests.items()
-            if digest == recorded[name]
-            and digest not in _UNSET
-            and name != MODULES
-            and (name != "stop" or request.run_config.stop is not None)
+            *(
+                name
+                for name, digest in digests.items()
+                if digest == recorded[name]
+                and digest not in _UNSET
+                and name != MODULES
+                and (name != "stop" or request.run_config.stop is not None)
+            ),
+            *([_SEED] if stored.spec.settings.seed is not None else ()),
+            *([_VARIABLES] if variables.recorded and variables.repeats else ()),
         ],
         kept=sorted(kept),
         edited=sorted(name for name, source in kept.items() if not source.is_unchanged()),
@@ -102,12 +117,37 @@ def find_changes(
             *_inputs(recorded, digests, request),
             *_versions(plan),
             *_launch(plan, stored.launch_plan, launch_plan),
+            *(() if variables.repeats else changed_variables),
         ],
+        variables=changed_variables if variables.repeats else [],
+        unknown=_unknown(stored.spec, variables),
         warnings=_ask_slurm(request, launch_plan) if asks_slurm else [],
         digests=digests,
         modules=modules,
         python=plan.get("python", sys.executable),
     )
+
+
+def _variables(variables: Variables) -> list[Difference]:
+    recorded = variables.recorded or {}
+    return [
+        Difference(
+            field=f"variable {name}",
+            first=_text(show_variable(recorded, name)),
+            second=_text(show_variable(variables.here, name)),
+        )
+        for name in variables.differing
+    ]
+
+
+def _unknown(spec: RunSpec, variables: Variables) -> list[str]:
+    return [
+        "variables of the shell" if variables.recorded is None else "other variables of the shell",
+        "files that the training function reads by itself",
+        "random numbers without a seed"
+        if spec.settings.seed is None
+        else "random generators that it makes itself without a seed",
+    ]
 
 
 def _digest_modules(

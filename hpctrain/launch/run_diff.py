@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import ConfigError, DamagedFileError
+from hpctrain.launch.run_environment import differing_names, read_variables, show_variable
 from hpctrain.plan.sources import SourceFile, unpack_sources
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
@@ -19,7 +20,7 @@ from hpctrain.rundir.trust import read_spec
 _NOT_THERE = "-"
 _DIFFERS = "another one"
 # Names, places and times differ between any two runs; what else is digested stands in the values.
-_ASKED = ("trainer", "backend", "argv", "cwd", "python", "site", "git")
+_ASKED = ("trainer", "backend", "argv", "cwd", "python", "site", "git", "seed")
 _NESTED = ("scaling_config", "run_config", "versions")
 # They are fields of the configurations, too.
 _SHOWN_ELSEWHERE = ("number of workers", "checkpoint_config", "modules of the script")
@@ -56,6 +57,7 @@ def compare_runs(first: RunPaths, second: RunPaths) -> list[Difference]:
         *_fields(
             [flatten_fields({name: plan.get(name, {}) for name in _NESTED}) for plan in plans]
         ),
+        *_variables([read_variables(plan) for plan in plans]),
         *_fields([_outcome(paths) for paths in (first, second)]),
     ]
 
@@ -120,6 +122,19 @@ def _code_and_values(
         if digest[0] != digest[1]:
             shown = [_NOT_THERE if each is None else str(each)[:12] for each in digest]
             yield Difference(field=f"module {name}", first=shown[0], second=shown[1])
+
+
+def _variables(both: list[dict[str, str] | None]) -> Iterator[Difference]:
+    """Yield the variables that differ; none where one of the runs has no record of them."""
+    first, second = both
+    if first is None or second is None:
+        return
+    for name in differing_names(first, second):
+        yield Difference(
+            field=f"variable {name}",
+            first=show_variable(first, name),
+            second=show_variable(second, name),
+        )
 
 
 def _outcome(paths: RunPaths) -> dict[str, Any]:

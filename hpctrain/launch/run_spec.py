@@ -14,6 +14,7 @@ from hpctrain.launch.container import ranks_path
 from hpctrain.launch.digests import FILES, describe_values, digest_parts
 from hpctrain.launch.environment_pack import ranks_path_with_pack
 from hpctrain.launch.request import Request, refuse_patterns
+from hpctrain.launch.run_seed import seed_of
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import FirstStart, LaunchPlan
 from hpctrain.plan.modules import ModuleFiles, ModuleFinder, is_own_place
@@ -99,6 +100,7 @@ def make_spec(
             in_container=plan.container is not None or plan.environment_pack is not None,
             preload=_preload_of(request.worker_spec.backend_config),
             stops_at=_goals_of(request.run_config) if stops_exactly else None,
+            seed=seed_of(request, plan.launcher),
         ),
         worker=worker,
         executor=executor,

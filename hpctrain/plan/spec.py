@@ -54,6 +54,9 @@ class RankSettings:
     """Modules that one process of a node may import for all of its ranks."""
     stops_at: Mapping[str, float] | None = None
     """Stop criteria at whose report ranks wait for the executor; None: they go on meanwhile."""
+    seed: int | None = None
+    """Decides the random numbers of ranks that their function does not seed; None: each process
+    seeds itself, as in runs of older versions and where a script has started the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

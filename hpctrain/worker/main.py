@@ -169,6 +169,7 @@ class Rank:
     def _train(self, command: Frame, comm: Comm) -> None:
         from hpctrain.checkpoint import Checkpoint
         from hpctrain.worker.linked_training import LinkedTraining
+        from hpctrain.worker.seeding import seed_generators
         from hpctrain.worker.train import settle
 
         # One rank reads; the others get it through MPI, whatever their number.
@@ -177,6 +178,9 @@ class Rank:
         # One of perhaps thousands says what was edited.
         settle(run_spec.settings, sources=run_spec.sources, says_changes=comm.rank == 0)
         assert self._world is not None
+        if run_spec.settings.seed is not None:
+            # Another attempt draws other numbers: what it resumes from is not its beginning.
+            seed_generators(run_spec.settings.seed, self._attempt, self._world.world_rank)
         resumed = command.header["checkpoint"]
         self._training = LinkedTraining(
             self._link,

@@ -64,8 +64,8 @@ def diff(place: Path, *words: str, code: int = 0, **environ: str) -> str:
 
 def test_equal_runs_differ_in_name_place_and_time_alone(runs: Path) -> None:
     lines = diff(runs, "a", "b").splitlines()
-    # Each is called by its name.
-    assert [line for line in lines[2:] if not line.startswith("argv: ")] == []
+    # Each is called by its name, and draws a seed.
+    assert [line for line in lines[2:] if not line.startswith(("argv: ", "seed: "))] == []
 
 
 def test_what_differs_is_shown_with_both_values(runs: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from hpctrain import Result
 from hpctrain.cli.json_output import schema
+from hpctrain.launch.run_environment import select_variables
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.uncaught import INTERRUPTED
@@ -169,25 +170,32 @@ def test_what_has_changed_or_is_gone_is_said_before_the_start(place: Path) -> No
 
 
 def golden_run(place: Path) -> Path:
-    """Return a copy of a run whose record names a package that is not installed."""
+    """Return a copy of a run whose record names a package that is not installed, and a variable."""
     root = place / "hpctrain_runs" / "golden"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(place / "hpctrain_runs" / "run", root)
     plan = json.loads((root / "plan.json").read_bytes())
     plan["versions"]["a_package_that_was_removed"] = "1.2.3"
+    # Whatever whoever runs the tests has set.
+    plan["environment"] = {**select_variables(os.environ), "NCCL_ALGO": "Ring", "UCX_TLS": "tcp"}
+    plan["environment"].pop("NCCL_DEBUG", None)
     (root / "plan.json").write_text(json.dumps(plan))
     return root
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_dry_run(place: Path, width: int) -> None:
+def test_the_dry_run(place: Path, width: int, request: pytest.FixtureRequest) -> None:
     golden_run(place)
     (place / "model.py").write_text("FACTOR = 7\n")
     before = sorted((place / "hpctrain_runs").iterdir())
-    said = replay(place, "golden", "--dry-run", COLUMNS=str(width)).stdout
+    variables = {"NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "UCX_TLS": ""}
+    said = replay(place, "golden", "--dry-run", COLUMNS=str(width), **variables).stdout
     assert sorted((place / "hpctrain_runs").iterdir()) == before
     said = said.replace(str(place), "/place").replace(sys.executable, "python")
-    assert said == (GOLDEN / f"replay-{width}.txt").read_text()
+    golden = GOLDEN / f"replay-{width}.txt"
+    if request.config.getoption("rewrite_golden"):
+        golden.write_text(said)
+    assert said == golden.read_text()
 
 
 @pytest.mark.mpi
