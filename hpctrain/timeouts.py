@@ -105,7 +105,25 @@ NODE_TEST_S = Timeout(
 NODE_TEST_RETRY_S = Timeout(
     5.0, "node_test_retry", "Slurm to take that step", "the node is left out"
 )
-GIT_S = Timeout(5.0, "git", "``git describe``, when a run begins", "its commit is not recorded")
+GIT_S = Timeout(
+    5.0,
+    "git",
+    "``git status``, when a run begins",
+    "its commit and its code.patch are not recorded",
+)
+GIT_LIST_S = Timeout(
+    5.0,
+    "git_list",
+    "``git ls-files``, in the background while a run begins",
+    "code.patch holds no files that git does not know, and code.json says so",
+)
+GIT_PATCH_S = Timeout(
+    5.0,
+    "git_patch",
+    "``git diff``, in the background while a run begins",
+    "there is no code.patch, and code.json says so",
+)
+GIT_KILLED_S = Timeout(1.0, "git_killed", "a git that was killed to end", "it is left")
 FOLLOWER_END_S = Timeout(5.0, "follower_end", "the thread that shows a run to end", "it is left")
 STEP_QUESTION_S = Timeout(
     5.0,

@@ -53,11 +53,17 @@ def fit(request: Request) -> Result:
         If the run failed or was stopped.
     """
     launcher = _find_launcher(request)
-    if launcher == "spmd":
-        from hpctrain.launch.spmd import fit_spmd
+    try:
+        if launcher == "spmd":
+            from hpctrain.launch.spmd import fit_spmd
 
-        return fit_spmd(request)
-    return fit_prepared(prepare(request.named(), launcher))
+            return fit_spmd(request)
+        return fit_prepared(prepare(request.named(), launcher))
+    finally:
+        from hpctrain.launch.code_record import await_records
+
+        # Whoever looks at the run now is to find its files as they stay.
+        await_records()
 
 
 def fit_prepared(submission: Submission) -> Result:

@@ -7,16 +7,15 @@ import os
 import platform
 import re
 import secrets
-import subprocess
 import sys
 import time
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from hpctrain import environ, timeouts
+from hpctrain import environ
 from hpctrain.errors import DamagedFileError
+from hpctrain.launch.code_record import record_code
 from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
 from hpctrain.launch.run_environment import select_variables
@@ -60,9 +59,18 @@ def write_plan_and_spec(submission: Submission) -> None:
         # Before this fit() writes a status over the last that is known of it.
         RunRecord(paths).append("executor-ended", until=previous.updated_at)
     run_id = _run_id(paths, previous)
+    origin = submission.replay_of
+    # Git looks at the tree meanwhile.
+    code = record_code(
+        paths,
+        keeps=request.run_config.snapshot
+        and submission.keeps_code
+        and submission.plan.launcher != "inline",
+        origin=None if origin is None else RunPaths(origin.path),
+    )
     remove_unfinished(paths.spec, paths.plan, paths.status)
     write_atomic(paths.spec, submission.spec_content, mode=0o600)
-    content = {"run_id": run_id, **describe(submission)}
+    content = {"run_id": run_id, **describe(submission, commit=code.commit)}
     if content["replay_of"] is None:
         # A script that resumes a replay makes no other run of it.
         content["replay_of"] = read_origin(paths)
@@ -99,8 +107,14 @@ def read_origin(paths: RunPaths) -> dict[str, Any] | None:
     return origin if isinstance(origin, dict) else None
 
 
-def describe(submission: Submission) -> dict[str, Any]:
-    """Return the content of ``plan.json``. Not collective."""
+def describe(submission: Submission, *, commit: str | None) -> dict[str, Any]:
+    """Return the content of ``plan.json``. Not collective.
+
+    Parameters
+    ----------
+    commit
+        Of the tree of the script.
+    """
     request, spec = submission.request, submission.spec
     run_config, origin = request.run_config, submission.replay_of
     return {
@@ -131,7 +145,7 @@ def describe(submission: Submission) -> dict[str, Any]:
             environ.environment(), in_rank=submission.plan.launcher == "spmd"
         ),
         "seed": spec.settings.seed,
-        "git": git_state(),
+        "git": commit,
         "replay_of": None
         if origin is None
         else {"path": str(origin.path), "run_id": origin.run_id},
@@ -172,19 +186,3 @@ def installed_versions() -> dict[str, str]:
             if match is not None and match.group(1) in _RECORDED:
                 versions.setdefault(match.group(1), match.group(2))
     return versions
-
-
-def git_state() -> str | None:
-    """Return the commit of the working directory, with ``-dirty`` if it differs. Not collective."""
-    if not any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
-        return None
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=timeouts.GIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None

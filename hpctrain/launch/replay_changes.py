@@ -12,9 +12,10 @@ from typing import Any
 
 from hpctrain.container import Container
 from hpctrain.doctor.finding import Finding, Level
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import DamagedFileError, HpctrainError
+from hpctrain.launch.code_record import commit_of, find_edited, read_code, top_of
 from hpctrain.launch.digests import FILES, MODULES, identify_checkpoint, identify_datasets
-from hpctrain.launch.record import git_state, installed_versions
+from hpctrain.launch.record import installed_versions
 from hpctrain.launch.request import Request
 from hpctrain.launch.run_diff import Difference
 from hpctrain.launch.run_environment import Variables, show_variable
@@ -22,12 +23,14 @@ from hpctrain.launch.stored import StoredRun
 from hpctrain.pack.header import EnvironmentPack
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.modules import combine, shown_name
-from hpctrain.plan.sources import unpack_sources
+from hpctrain.plan.sources import SourceFile, unpack_sources
 from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.paths import RunPaths
 
 _NOT_THERE = "-"
 _GONE = "gone"
 _LONGEST = 120
+_MOST_FILES = 8
 # Digests of values that are not given.
 _UNSET = ("None", "{}")
 _RESUME = "resume_from_checkpoint"
@@ -116,6 +119,7 @@ def find_changes(
             *_modules(plan.get("modules", {}), modules),
             *_inputs(recorded, digests, request),
             *_versions(plan),
+            *_code(plan, stored, kept),
             *_launch(plan, stored.launch_plan, launch_plan),
             *(() if variables.repeats else changed_variables),
         ],
@@ -210,7 +214,31 @@ def _versions(plan: Mapping[str, Any]) -> Iterator[Difference]:
     before_python = plan.get("python", sys.executable)
     if not _is_same_python(before_python, sys.executable):
         yield from _differ("python", before_python, sys.executable)
-    yield from _differ("git commit", plan.get("git"), git_state())
+
+
+def _code(
+    plan: Mapping[str, Any], stored: StoredRun, kept: Mapping[str, SourceFile]
+) -> Iterator[Difference]:
+    """Yield how the tree of the script differs, but for what the run keeps of it."""
+    origin = RunPaths(stored.plan.parent)
+    yield from _differ("git commit", plan.get("git"), commit_of(top_of(origin)))
+    try:
+        code = read_code(origin)
+    except DamagedFileError:
+        code = None
+    if code is None:
+        return
+    script = os.path.join(str(plan.get("cwd", "")), *map(str, plan.get("argv", ())[:1]))
+    paths = [os.path.realpath(path) for path in (script, *(file.path for file in kept.values()))]
+    edited = find_edited(code, without=frozenset(paths))
+    if edited:
+        shown = ", ".join(edited[:_MOST_FILES])
+        others = f" and {len(edited) - _MOST_FILES} more" if len(edited) > _MOST_FILES else ""
+        yield Difference(
+            field="other files of the tree",
+            first="as they were",
+            second=f"changed since: {shown}{others}",
+        )
 
 
 def _is_same_python(first: str, second: str) -> bool:

@@ -106,6 +106,9 @@ class Submission:
     continues: bool = False
     """Whether the run goes on by itself after its executor was killed, with what is left of its
     budgets."""
+    keeps_code: bool = True
+    """Whether the uncommitted changes of the script's tree are kept beside the run; those of trials
+    are kept once, by their sweep."""
     why_again: str = ""
     """Why a tuner starts the executor of its trial again; empty where it does not."""
 

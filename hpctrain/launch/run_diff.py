@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import ConfigError, DamagedFileError
+from hpctrain.launch.code_record import read_code
 from hpctrain.launch.run_environment import differing_names, read_variables, show_variable
 from hpctrain.plan.sources import SourceFile, unpack_sources
 from hpctrain.plan.spec import RunSpec
@@ -57,6 +58,7 @@ def compare_runs(first: RunPaths, second: RunPaths) -> list[Difference]:
         *_fields(
             [flatten_fields({name: plan.get(name, {}) for name in _NESTED}) for plan in plans]
         ),
+        *_uncommitted([read_code(paths) for paths in (first, second)]),
         *_variables([read_variables(plan) for plan in plans]),
         *_fields([_outcome(paths) for paths in (first, second)]),
     ]
@@ -122,6 +124,25 @@ def _code_and_values(
         if digest[0] != digest[1]:
             shown = [_NOT_THERE if each is None else str(each)[:12] for each in digest]
             yield Difference(field=f"module {name}", first=shown[0], second=shown[1])
+
+
+def _uncommitted(both: list[dict[str, Any] | None]) -> Iterator[Difference]:
+    """Yield the branches, and the files with other uncommitted changes."""
+    first, second = both
+    if first is None or second is None:
+        return
+    yield from _fields([{"git branch": code.get("branch")} for code in (first, second)])
+    files = first.get("files", {}), second.get("files", {})
+    for name in sorted({**files[0], **files[1]}):
+        shown = [_digest_of(of, name) for of in files]
+        if shown[0] != shown[1]:
+            yield Difference(field=f"uncommitted {name}", first=shown[0], second=shown[1])
+
+
+def _digest_of(files: Mapping[str, Any], name: str) -> str:
+    if name not in files:
+        return _NOT_THERE
+    return "deleted" if files[name] is None else str(files[name])[:12]
 
 
 def _variables(both: list[dict[str, str] | None]) -> Iterator[Difference]:

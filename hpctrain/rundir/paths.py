@@ -24,6 +24,16 @@ class RunPaths:
         return self.root / "spec.pkl"
 
     @property
+    def code(self) -> Path:
+        """Commit and uncommitted changes of the script's tree."""
+        return self.root / "code.json"
+
+    @property
+    def code_patch(self) -> Path:
+        """These changes, for ``git apply``."""
+        return self.root / "code.patch"
+
+    @property
     def ledger(self) -> Path:
         """Every attempt, one line an event."""
         return self.root / "ledger.jsonl"

@@ -123,7 +123,12 @@ class LocalRunner:
         with suppress(OSError):
             paths.stop_request.unlink(missing_ok=True)
         watch = self._watch(trial)
-        again = replace(submission, continues=watch.is_orphaned, why_again=watch.explain_again())
+        again = replace(
+            submission,
+            continues=watch.is_orphaned,
+            why_again=watch.explain_again(),
+            keeps_code=False,
+        )
         self._begin(trial, again)
         watch.begin()
 

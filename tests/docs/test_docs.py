@@ -280,6 +280,21 @@ def test_every_field_of_a_report_and_every_event_is_documented(tutorial: tuple[P
     assert {event["event"] for event in events} <= documented("events-ledger")
 
 
+def test_every_field_of_the_code_is_documented(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True, timeout=60)
+    (tmp_path / "train.py").touch()
+    script = (
+        "import pathlib; from hpctrain.launch.code_record import CodeRecorder\n"
+        "from hpctrain.rundir.paths import RunPaths\nrun = pathlib.Path('run'); run.mkdir()\n"
+        "CodeRecorder(str(pathlib.Path.cwd()), paths=RunPaths(run), storage=run)\n"
+    )
+    said = run_python("-c", script, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    content = json.loads((tmp_path / "run" / "code.json").read_text())
+    assert content["error"] is None
+    assert set(content) == documented("fields-code")
+
+
 def test_every_field_of_a_failure_is_documented() -> None:
     from hpctrain.worker.failure import RankFailure
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -201,12 +203,165 @@ def test_jobs_have_the_same_losses_again(place: Path, virtual_slurm: VirtualClus
     assert {each["algo"] for each in reported(place / "runs" / "unseeded-replay-1")} == {"Ring"}
 
 
+PROJECT = """
+from pathlib import Path
+
+import hpctrain
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+
+def train():
+    import model
+
+    text = Path(model.__file__).with_name("model.yaml").read_text()
+    hpctrain.report({"depth": int(text.split(":")[1]), "factor": model.FACTOR})
+
+
+if __name__ == "__main__":
+    import sys
+
+    result = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(name=sys.argv[1], storage_path="runs", verbose=0, launcher="local"),
+    ).fit()
+    print(*sorted(path.name for path in Path(result.path).glob("code.*")))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script in a repository, with a module, a configuration and changes."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    (tmp_path / "train.py").write_text(PROJECT)
+    (tmp_path / "model.py").write_text("FACTOR = 1\n")
+    (tmp_path / "model.yaml").write_text("depth: 3\n")
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message=first")
+    return tmp_path
+
+
+def git(place: Path, *words: str) -> str:
+    argv = ["git", "-c", "user.name=me", "-c", "user.email=me@here", *words]
+    done = subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.mpi
-def test_two_runs_differ_by_seed_and_variables(place: Path) -> None:
-    for name, algo in (("a", "Ring"), ("b", "Tree")):
-        environ = {"HPCTRAIN_LAUNCHER": "local", "NCCL_ALGO": algo}
-        run_python("train.py", name, cwd=place, environ=environ)
-    diff = ("-m", "hpctrain.cli", "diff", "runs/a", "runs/b")
-    said = run_python(*diff, cwd=place).stdout.splitlines()
+def test_the_code_of_a_run_is_beside_it_and_can_be_made_again(project: Path) -> None:
+    (project / "model.py").write_text("FACTOR = 2\n")
+    (project / "notes.txt").write_text("not known to git\n")
+    # It is there as soon as fit() is over.
+    assert run_python("train.py", "run", cwd=project).stdout == "code.json code.patch\n"
+    run = project / "runs" / "run"
+    code = json.loads((run / "code.json").read_bytes())
+    commit = git(project, "rev-parse", "HEAD").strip()
+    assert (code["commit"], code["branch"], code["dirty"]) == (commit, "main", True)
+    assert code["top"] == str(project)
+    assert set(code["files"]) == {"model.py", "notes.txt"}
+    assert code["left_out"] == []
+    assert code["error"] is None
+    assert json.loads((run / "plan.json").read_bytes())["git"] == f"{commit}-dirty"
+    # It may hold what others are not to see.
+    assert (run / "code.patch").stat().st_mode & 0o777 == 0o600
+    clone = project.parent / f"{project.name}-clone"
+    git(project, "clone", "--quiet", ".", str(clone))
+    git(clone, "checkout", "--quiet", commit)
+    git(clone, "apply", str(run / "code.patch"))
+    for name in ("train.py", "model.py", "model.yaml", "notes.txt"):
+        assert (clone / name).read_bytes() == (project / name).read_bytes()
+    shutil.rmtree(clone)
+
+
+@pytest.mark.mpi
+def test_a_file_that_the_function_reads_is_not_kept_and_a_replay_says_that_it_changed(
+    project: Path,
+) -> None:
+    run_python("train.py", "run", cwd=project)
+    runs = project / "runs"
+    unchanged = replay(project, "runs/run", "--dry-run").stdout
+    assert "other files of the tree" not in unchanged
+    (project / "model.py").write_text("FACTOR = 2\n")
+    (project / "train.py").write_text("raise SystemExit('edited')\n")
+    (project / "model.yaml").write_text("depth: 4\n")
+    git(project, "commit", "--quiet", "--all", "--message=edited")
+    said = replay(project, "runs/run").stderr
+    assert "other files of the tree: as they were -> changed since: model.yaml\n" in said
+    assert reported(runs / "run-replay-1") == [{"depth": 4, "factor": 1}]
+    # The replay runs the code of the run that it repeats, and has its record.
+    assert (runs / "run-replay-1" / "code.json").read_bytes() == (
+        runs / "run" / "code.json"
+    ).read_bytes()
+
+
+@pytest.mark.mpi
+def test_two_runs_differ_by_branch_seed_variables_and_uncommitted_files(project: Path) -> None:
+    run_python("train.py", "a", cwd=project, environ={"NCCL_ALGO": "Ring"})
+    (project / "model.yaml").write_text("depth: 5\n")
+    git(project, "checkout", "--quiet", "-b", "deeper")
+    run_python("train.py", "b", cwd=project, environ={"NCCL_ALGO": "Tree"})
+    diff = ("-m", "hpctrain.cli", "diff", "a", "b", "--storage", "runs")
+    said = run_python(*diff, cwd=project).stdout.splitlines()
     assert "variable NCCL_ALGO: Ring -> Tree" in said
+    assert "git branch: main -> deeper" in said
+    assert [line for line in said if line.startswith("uncommitted model.yaml: - -> ")]
     assert [line for line in said if line.startswith("seed: ")]
+    assert [line for line in said if line.startswith("git: ") and line.endswith("-dirty")]
+
+
+SWEEP = """
+from pathlib import Path
+
+import hpctrain
+from hpctrain import RunConfig, tune
+
+
+def train(config):
+    import model
+
+    hpctrain.report({"loss": config["rate"] * model.FACTOR})
+
+
+if __name__ == "__main__":
+    tune.Tuner(
+        train,
+        param_space={"rate": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=RunConfig(name="sweep", storage_path="runs", verbose=0),
+    ).fit()
+"""
+
+
+@pytest.mark.mpi
+def test_a_sweep_keeps_the_code_of_its_trials_once(project: Path) -> None:
+    (project / "sweep.py").write_text(SWEEP)
+    run_python("sweep.py", cwd=project, environ={"HPCTRAIN_LAUNCHER": "local"})
+    sweep = project / "runs" / "sweep"
+    assert set(json.loads((sweep / "code.json").read_bytes())["files"]) == {"sweep.py"}
+    assert [path.parent for path in (project / "runs").rglob("code.*")] == [sweep, sweep]
+    plans = [json.loads(path.read_bytes()) for path in sweep.glob("trial_*/plan.json")]
+    assert len({plan["seed"] for plan in plans}) == 2
+    assert len({plan["git"] for plan in plans}) == 1
+    (project / "model.py").write_text("FACTOR = 9\n")
+    first = sorted(sweep.glob("trial_*"))[0]
+    replay(project, str(first), "--storage-path", "again")
+    (again,) = (project / "again").iterdir()
+    assert [each["loss"] for each in reported(again)] == [each["loss"] for each in reported(first)]
+    assert (again / "code.json").read_bytes() == (sweep / "code.json").read_bytes()
+
+
+@pytest.mark.mpi
+def test_without_git_a_snapshot_or_a_tree_nothing_is_kept(project: Path) -> None:
+    script = PROJECT.replace("verbose=0", "verbose=0, snapshot=False")
+    (project / "train.py").write_text(script)
+    run_python("train.py", "unkept", cwd=project)
+    run = project / "runs" / "unkept"
+    assert not (run / "code.json").exists()
+    assert json.loads((run / "plan.json").read_bytes())["git"].endswith("-dirty")
+    (project / "train.py").write_text(PROJECT)
+    shutil.rmtree(project / ".git")
+    run_python("train.py", "bare", cwd=project)
+    assert not (project / "runs" / "bare" / "code.json").exists()

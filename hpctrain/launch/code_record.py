@@ -1,0 +1,283 @@
+"""``code.json`` and ``code.patch``: the working tree of a script, as it was when a run began."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain import timeouts
+from hpctrain.errors import DamagedFileError
+from hpctrain.launch.code_tree import Patch, TreeState, changed_since, digest_file, make_patch
+from hpctrain.launch.code_tree import read_state as read_tree_state
+from hpctrain.launch.git import Git, GitError
+from hpctrain.rundir.files import remove_unfinished, write_atomic
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import damaged, read_content, read_object
+from hpctrain.rundir.sweep import is_sweep
+
+_FORMAT = 1
+# Untracked files may hold what others are not to see.
+_PATCH_MODE = 0o600
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+# Of git itself, of files in the directory for temporary ones, of an answer in an unknown form.
+_NO_ANSWER = (GitError, OSError, ValueError)
+
+
+_recording: list[threading.Thread] = []
+
+
+def await_records() -> None:
+    """Wait until this process has written what it records. Not collective."""
+    while _recording:
+        _recording.pop().join()
+
+
+class CodeRecorder:
+    """Looks at a working tree, and writes what it finds beside a run.
+
+    Git runs in a thread, while the run is submitted or started. `await_records` waits for it, and
+    so does Python before it ends, for as long as the limits of git allow.
+
+    Parameters
+    ----------
+    top
+        The tree; None where there is none.
+    paths
+        The run directory, which is there; None writes nothing.
+    storage
+        Directory of runs, which are no code.
+    """
+
+    def __init__(self, top: str | None, *, paths: RunPaths | None, storage: Path) -> None:
+        self._top, self._paths, self._storage = top, paths, storage
+        self._state: TreeState | None = None
+        self._has_state = threading.Event()
+        if top is not None:
+            thread = threading.Thread(target=self._look, name="hpctrain-code", args=(top,))
+            _recording.append(thread)
+            thread.start()
+
+    @property
+    def commit(self) -> str | None:
+        """The commit, with ``-dirty`` if tracked files differ; None without one. Waits for git."""
+        if self._top is None:
+            return None
+        self._has_state.wait(timeouts.GIT_S + timeouts.GIT_KILLED_S)
+        return None if self._state is None else self._state.shown_commit
+
+    def _look(self, top: str) -> None:
+        error: str | None = None
+        try:
+            self._state = read_tree_state(Git(top, timeouts.GIT_S), top)
+        except _NO_ANSWER as failed:
+            error = str(failed)
+        finally:
+            self._has_state.set()
+        if self._paths is None:
+            return
+        patch: Patch | None = None
+        if self._state is not None:
+            try:
+                patch = make_patch(
+                    Git(top, timeouts.GIT_PATCH_S),
+                    self._state,
+                    lists=Git(top, timeouts.GIT_LIST_S),
+                    without=_below(top, self._storage),
+                )
+            except _NO_ANSWER as failed:
+                error = str(failed)
+        # The run may be over, and its directory gone.
+        with contextlib.suppress(OSError):
+            _write(self._paths, _describe(top, self._state, patch, error), patch)
+
+
+def record_code(paths: RunPaths, *, keeps: bool, origin: RunPaths | None = None) -> CodeRecorder:
+    """Begin to record the tree of the script that this process runs. Not collective.
+
+    Parameters
+    ----------
+    paths
+        The run directory, which is there.
+    keeps
+        Whether the uncommitted changes are kept beside the run.
+    origin
+        The run that this one repeats, whose record it has.
+    """
+    if origin is not None:
+        copy_code(origin, paths)
+        return CodeRecorder(top_of(origin), paths=None, storage=paths.root.parent)
+    script = _directory_of_script()
+    top = find_top(*([] if script is None else [script]), Path.cwd())
+    if top is None or script is None or not keeps:
+        # Of an earlier fit().
+        for path in (paths.code, paths.code_patch):
+            path.unlink(missing_ok=True)
+        keeps = False
+    return CodeRecorder(top, paths=paths if keeps else None, storage=paths.root.parent)
+
+
+def _directory_of_script() -> Path | None:
+    """Return where the user's code is; None in an interpreter or a notebook."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return None
+    script = Path(file).resolve()
+    # A command of an installed package: the user's own files are where it was called.
+    is_installed = Path(sys.prefix).resolve() in script.parents
+    return Path.cwd() if is_installed else script.parent
+
+
+def top_of(paths: RunPaths) -> str | None:
+    """Return the top of the tree whose code a run has; that of this directory without a record.
+
+    Not collective.
+    """
+    try:
+        top = (read_code(paths) or {}).get("top")
+    except DamagedFileError:
+        top = None
+    return top if isinstance(top, str) and os.path.isdir(top) else find_top(Path.cwd())
+
+
+def commit_of(top: str | None) -> str | None:
+    """Return the commit of a tree, as in ``plan.json``. Not collective."""
+    if top is None:
+        return None
+    try:
+        return read_tree_state(Git(top, timeouts.GIT_S), top).shown_commit
+    except _NO_ANSWER:
+        return None
+
+
+def find_top(*directories: Path) -> str | None:
+    """Return the top of the first working tree that one of these directories is in, or None.
+
+    Not collective. Git is not asked.
+    """
+    for directory in directories:
+        for folder in (directory, *directory.parents):
+            if (folder / ".git").exists():
+                return str(folder)
+    return None
+
+
+def read_code(paths: RunPaths) -> dict[str, Any] | None:
+    """Return the content of a run's ``code.json``, or of its sweep's; None if there is none.
+
+    Not collective.
+
+    Raises
+    ------
+    DamagedFileError
+        If it is damaged.
+    """
+    for place in _places(paths):
+        try:
+            content = read_object(place.code)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+        files, commit = content.get("files", {}), content.get("commit")
+        if not isinstance(files, dict) or not _is_commit(commit):
+            raise damaged(place.code, "its files or its commit are none")
+        return content
+    return None
+
+
+def _places(paths: RunPaths) -> list[RunPaths]:
+    """Return where the record of a run may be: beside it, or beside the sweep of a trial."""
+    above = paths.root.parent
+    return [paths, RunPaths(above)] if is_sweep(above) else [paths]
+
+
+def _is_commit(commit: object) -> bool:
+    return commit is None or (isinstance(commit, str) and _COMMIT.fullmatch(commit) is not None)
+
+
+def copy_code(origin: RunPaths, paths: RunPaths) -> None:
+    """Give a replay the record of the run that it repeats. Not collective."""
+    for place in _places(origin):
+        with contextlib.suppress(OSError):
+            content = read_content(place.code)
+            with contextlib.suppress(FileNotFoundError):
+                patch = read_content(place.code_patch)
+                write_atomic(paths.code_patch, patch, mode=_PATCH_MODE)
+            write_atomic(paths.code, content)
+            return
+
+
+def find_edited(code: Mapping[str, Any], *, without: frozenset[str]) -> list[str] | None:
+    """Return the files of a tree that are not as a run recorded them. Not collective.
+
+    Those that git did not know when the run began count only if they are part of the record.
+
+    Parameters
+    ----------
+    code
+        Content of ``code.json``.
+    without
+        Paths of files that do not count.
+
+    Returns
+    -------
+    list of str or None
+        Paths below the top of the tree; None if that cannot be known.
+    """
+    top, commit, files = code.get("top"), code.get("commit"), code.get("files", {})
+    if not isinstance(top, str) or code.get("error") is not None:
+        return None
+    differing: set[str] = set()
+    if commit is not None:
+        try:
+            differing = set(changed_since(Git(top, timeouts.GIT_S), commit))
+        except _NO_ANSWER:
+            return None
+    left_out = {entry["path"] for entry in code.get("left_out", ()) if isinstance(entry, dict)}
+    edited = [
+        path
+        for path in sorted(differing | set(files))
+        if (path not in files or digest_file(Path(top, path)) != files[path])
+        and path not in left_out
+    ]
+    return [path for path in edited if os.path.join(top, path) not in without]
+
+
+def _below(top: str, storage: Path) -> list[str]:
+    """Return a directory of runs as a path from the top of a tree; none if it is not below it."""
+    relative = os.path.relpath(os.path.realpath(storage), os.path.realpath(top))
+    is_below = relative != "." and not relative.startswith("..")
+    return [relative] if is_below else []
+
+
+def _describe(
+    top: str, state: TreeState | None, patch: Patch | None, error: str | None
+) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "top": top,
+        "commit": None if state is None else state.commit,
+        "branch": None if state is None else state.branch,
+        "dirty": None if state is None else state.is_dirty,
+        "patch": hashlib.sha256(patch.content).hexdigest() if patch and patch.content else None,
+        "files": {} if patch is None else patch.files,
+        "left_out": []
+        if patch is None
+        else [{"path": path, "why": why} for path, why in patch.left_out],
+        "error": error,
+    }
+
+
+def _write(paths: RunPaths, content: Mapping[str, Any], patch: Patch | None) -> None:
+    remove_unfinished(paths.code, paths.code_patch)
+    if patch is not None and patch.content:
+        write_atomic(paths.code_patch, patch.content, mode=_PATCH_MODE)
+    else:
+        paths.code_patch.unlink(missing_ok=True)
+    write_atomic(paths.code, json.dumps(content, indent=1).encode())

@@ -1,0 +1,194 @@
+"""``code.json`` and ``code.patch``: written in the background, read with care."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpctrain import timeouts
+from hpctrain.errors import DamagedFileError
+from hpctrain.launch.code_record import (
+    CodeRecorder,
+    await_records,
+    commit_of,
+    copy_code,
+    find_edited,
+    find_top,
+    read_code,
+    record_code,
+)
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.timeouts import Timeout
+
+GIT = shutil.which("git")
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    place = tmp_path / "tree"
+    place.mkdir()
+    (place / "train.py").write_text("1\n")
+    (place / "net.yaml").write_text("1\n")
+    for words in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["-c", "user.name=me", "-c", "user.email=me@here", "commit", "--quiet", "--message=1"],
+    ):
+        subprocess.run(["git", *words], cwd=place, check=True, timeout=30)
+    return place
+
+
+@pytest.fixture
+def run(tree: Path) -> RunPaths:
+    root = tree / "runs" / "line"
+    root.mkdir(parents=True)
+    return RunPaths(root)
+
+
+def recorded(tree: Path, run: RunPaths) -> CodeRecorder:
+    """Return a recorder whose thread has ended."""
+    recorder = CodeRecorder(str(tree), paths=run, storage=run.root.parent)
+    await_records()
+    return recorder
+
+
+def test_the_state_is_known_at_once_and_the_record_is_written(tree: Path, run: RunPaths) -> None:
+    (tree / "train.py").write_text("2\n")
+    recorder = recorded(tree, run)
+    code = read_code(run)
+    assert code is not None
+    assert recorder.commit == f"{code['commit']}-dirty" == commit_of(str(tree))
+    # The directory of runs is no code.
+    assert list(code["files"]) == ["train.py"]
+    assert b"+2" in run.code_patch.read_bytes()
+    (tree / "train.py").write_text("1\n")
+    recorded(tree, run)
+    assert not run.code_patch.exists()
+    assert (read_code(run) or {})["dirty"] is False
+
+
+def test_outside_of_a_tree_nothing_is_looked_at(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    recorder = CodeRecorder(None, paths=run, storage=tmp_path)
+    assert recorder.commit is None
+    assert commit_of(None) is None
+    assert find_top(tmp_path) is None
+    assert read_code(run) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_git_that_hangs_is_named_and_the_run_goes_on(
+    tree: Path, run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "git"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for name in ("GIT_S", "GIT_LIST_S", "GIT_PATCH_S"):
+        whole: Timeout = getattr(timeouts, name)
+        monkeypatch.setattr(timeouts, name, Timeout(1.0, whole.name, "", ""))
+
+    def hang(command: str) -> CodeRecorder:
+        program.write_text(
+            f'#!/bin/sh\ncase "$*" in *" {command} "*) exec sleep 1000;; esac\nexec {GIT} "$@"\n'
+        )
+        program.chmod(0o755)
+        return recorded(tree, run)
+
+    (tree / "train.py").write_text("2\n")
+    assert hang("status").commit is None
+    code = read_code(run)
+    assert code is not None
+    assert code["error"] == "git status did not answer within 1 s (timeout git)"
+    assert (code["commit"], code["dirty"], code["patch"]) == (None, None, None)
+    assert (hang("ls-files").commit or "").endswith("-dirty")
+    code = read_code(run)
+    assert code is not None
+    why = "git ls-files did not answer within 1 s (timeout git_list)"
+    assert code["left_out"] == [{"path": "all files that git does not know", "why": why}]
+    assert list(code["files"]) == ["train.py"]
+    hang("diff")
+    code = read_code(run)
+    assert code is not None
+    assert code["error"] == "git diff did not answer within 1 s (timeout git_patch)"
+    assert not run.code_patch.exists()
+    assert find_edited(code, without=frozenset()) is None
+
+
+def test_without_git_the_reason_is_recorded(
+    tree: Path, run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert recorded(tree, run).commit is None
+    assert "git cannot be started" in (read_code(run) or {})["error"]
+
+
+def test_a_directory_that_is_gone_meanwhile_is_no_error(tree: Path, run: RunPaths) -> None:
+    recorder = CodeRecorder(str(tree), paths=run, storage=run.root.parent)
+    shutil.rmtree(run.root)
+    await_records()
+    assert recorder.commit is not None
+    assert not run.root.exists()
+
+
+def test_files_that_changed_since_are_found(tree: Path, run: RunPaths) -> None:
+    (tree / "train.py").write_text("2\n")
+    (tree / "notes.txt").write_text("1\n")
+    recorded(tree, run)
+    code = read_code(run)
+    assert code is not None
+    assert find_edited(code, without=frozenset()) == []
+    (tree / "train.py").write_text("3\n")
+    (tree / "net.yaml").write_text("3\n")
+    (tree / "notes.txt").unlink()
+    assert find_edited(code, without=frozenset()) == ["net.yaml", "notes.txt", "train.py"]
+    without = frozenset([str(tree / "train.py")])
+    assert find_edited(code, without=without) == ["net.yaml", "notes.txt"]
+    # What it was at the commit is a change, too.
+    (tree / "train.py").write_text("1\n")
+    assert "train.py" in (find_edited(code, without=frozenset()) or [])
+
+
+def test_the_record_of_a_trial_is_that_of_its_sweep(tree: Path, run: RunPaths) -> None:
+    sweep = RunPaths(run.root.parent)
+    (tree / "train.py").write_text("2\n")
+    recorded(tree, sweep)
+    # A file of this name in a directory of runs is no record of theirs.
+    assert read_code(run) is None
+    (sweep.root / "tune.jsonl").touch()
+    assert read_code(run) == read_code(sweep)
+    again = RunPaths(tree.parent / "again")
+    again.root.mkdir()
+    copy_code(run, again)
+    assert read_code(again) == read_code(sweep)
+    assert again.code_patch.read_bytes() == sweep.code_patch.read_bytes()
+    assert again.code_patch.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"commit": "--output=x"}', '{"commit": 5}', '{"files": ["a"]}'],
+)
+def test_a_damaged_record_is_named(run: RunPaths, content: str) -> None:
+    run.code.write_text(content)
+    with pytest.raises(DamagedFileError, match=r"code\.json"):
+        read_code(run)
+
+
+def test_a_notebook_has_no_tree_of_a_script(
+    tree: Path, run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tree)
+    run.code.write_text(json.dumps({"of": "an earlier fit()"}))
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert record_code(run, keeps=True).commit == commit_of(str(tree))
+    await_records()
+    assert not run.code.exists()

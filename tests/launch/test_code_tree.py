@@ -1,0 +1,342 @@
+"""A clone at the commit, with the patch applied, is the tree as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain import timeouts
+from hpctrain.launch import code_tree
+from hpctrain.launch.code_tree import Patch, TreeState, changed_since, make_patch, read_state
+from hpctrain.launch.git import Git
+
+# Of no other repository, and of no configuration of whoever runs the tests.
+ENVIRON = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+}
+ME = ("-c", "user.name=me", "-c", "user.email=me@here", "-c", "protocol.file.allow=always")
+
+
+def git(place: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", *ME, *words], cwd=place, env=ENVIRON, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    place = tmp_path / "tree"
+    (place / "conf").mkdir(parents=True)
+    (place / "train.py").write_text("print(1)\n")
+    (place / "conf" / "net.yaml").write_text("depth: 3\n")
+    (place / "table.bin").write_bytes(bytes(range(256)) * 4)
+    (place / "old.py").write_text("a = 1\n" * 20)
+    (place / "run.sh").write_text("echo\n")
+    (place / ".gitignore").write_text("*.log\n/data/\n")
+    git(place, "init", "--quiet", "--initial-branch=work")
+    git(place, "add", ".")
+    git(place, "commit", "--quiet", "--message=first")
+    return place
+
+
+def look(place: Path, *without: str) -> tuple[TreeState, Patch]:
+    state = read_state(Git(place, timeouts.GIT_S), str(place))
+    runs, lists = Git(place, timeouts.GIT_PATCH_S), Git(place, timeouts.GIT_LIST_S)
+    return state, make_patch(runs, state, lists=lists, without=without)
+
+
+def files_of(place: Path) -> dict[str, tuple[bytes, int]]:
+    """Return content and mode of all files that a patch is to hold."""
+    return dict(_files_of(place))
+
+
+def _files_of(place: Path) -> Iterator[tuple[str, tuple[bytes, int]]]:
+    for folder, folders, names in os.walk(os.fsencode(place)):
+        for kept_out in (b".git", b"data"):
+            if kept_out in folders:
+                folders.remove(kept_out)
+        for name in names:
+            path = os.path.join(folder, name)
+            relative = os.fsdecode(os.path.relpath(path, os.fsencode(place)))
+            if relative.endswith(".log"):
+                continue
+            if os.path.islink(path):
+                yield relative, (os.readlink(path), -1)
+            else:
+                with open(path, "rb") as file:
+                    yield relative, (file.read(), os.stat(path).st_mode & 0o111)
+
+
+def restored(place: Path, state: TreeState, patch: Patch) -> Path:
+    """Return a clone of the commit with the patch."""
+    clone = place.with_name("clone")
+    if state.commit is None:
+        clone.mkdir()
+        git(clone, "init", "--quiet")
+    else:
+        git(place.parent, "clone", "--quiet", str(place), str(clone))
+        git(clone, "checkout", "--quiet", state.commit)
+    if patch.content:
+        file = place.with_name("code.patch")
+        file.write_bytes(patch.content)
+        git(clone, "apply", str(file))
+    return clone
+
+
+def test_a_tree_without_changes_has_a_commit_and_no_patch(tree: Path) -> None:
+    state, patch = look(tree)
+    assert state.commit == git(tree, "rev-parse", "HEAD").strip() == state.shown_commit
+    assert state.branch == "work"
+    assert not state.is_dirty
+    assert patch == Patch(content=b"", files={}, left_out=())
+
+
+def test_all_kinds_of_changes_are_applied(tree: Path) -> None:
+    index = (tree / ".git" / "index").read_bytes()
+    (tree / "train.py").write_text("print(2)")
+    (tree / "table.bin").write_bytes(bytes(range(255, -1, -1)) * 4)
+    (tree / "conf" / "net.yaml").unlink()
+    (tree / "old.py").rename(tree / "new.py")
+    (tree / "run.sh").chmod(0o755)
+    (tree / "image.png").write_bytes(b"\x89PNG\0\r\n\x1a\n\xff")
+    (tree / "empty.py").touch()
+    (tree / "to train").symlink_to("train.py")
+    names = ["with space.py", 'with "quotes".py', "tab\there.py", "line\nbreak.py", "été.py"]
+    names += ["-option.py", "*.py", ":(top)a.py", os.fsdecode(b"\xff.py"), "back\\slash.py"]
+    for name in names:
+        (tree / name).write_text(f"{len(name)}\n")
+    (tree / "train.log").write_text("ignored")
+    (tree / "data").mkdir()
+    (tree / "data" / "large").write_text("ignored")
+    state, patch = look(tree)
+    assert state.is_dirty
+    assert patch.left_out == ()
+    assert files_of(restored(tree, state, patch)) == files_of(tree)
+    assert patch.files["conf/net.yaml"] is None
+    assert {*names, "new.py", "old.py", "image.png"} <= set(patch.files)
+    assert "train.log" not in patch.files
+    # Nothing was added for the user, and no object written.
+    assert (tree / ".git" / "index").read_bytes() == index
+
+
+def test_an_edit_within_the_second_of_the_commit_is_seen(tree: Path) -> None:
+    git(tree, "config", "core.trustctime", "false")
+    for path in (tree / "train.py", tree / "run.sh"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    git(tree, "add", ".")
+    # By size and time the file is as git knows it. What it holds is compared if the index is no
+    # newer than the file, so the copy must not be, either.
+    (tree / "train.py").write_text("print(2)\n")
+    for path in (tree / "train.py", tree / ".git" / "index"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    for name in ("", "new.py"):
+        if name:
+            (tree / name).write_text("new\n")
+        state, patch = look(tree)
+        assert set(patch.files) == {"train.py", name} - {""}
+        assert b"+print(2)" in patch.content
+    assert files_of(restored(tree, state, patch)) == files_of(tree)
+
+
+def test_what_is_staged_counts_as_it_is_on_disk(tree: Path) -> None:
+    (tree / "train.py").write_text("staged\n")
+    (tree / "added.py").write_text("staged\n")
+    git(tree, "add", ".")
+    (tree / "train.py").write_text("on disk\n")
+    git(tree, "rm", "--quiet", "--cached", "run.sh")
+    git(tree, "mv", "old.py", "moved.py")
+    state, patch = look(tree)
+    assert files_of(restored(tree, state, patch)) == files_of(tree)
+
+
+def test_a_file_in_place_of_a_directory_and_the_other_way_round(tree: Path) -> None:
+    (tree / "conf" / "net.yaml").unlink()
+    (tree / "conf").rmdir()
+    (tree / "conf").write_text("now a file\n")
+    (tree / "run.sh").unlink()
+    (tree / "run.sh").mkdir()
+    (tree / "run.sh" / "part").write_text("now a directory\n")
+    state, patch = look(tree)
+    assert files_of(restored(tree, state, patch)) == files_of(tree)
+
+
+def test_the_configuration_of_the_user_changes_no_patch(tree: Path) -> None:
+    for name, value in (
+        ("diff.noprefix", "true"),
+        ("diff.mnemonicPrefix", "true"),
+        ("diff.external", "false"),
+        ("diff.context", "0"),
+        ("diff.relative", "true"),
+        ("diff.renames", "copies"),
+        ("color.ui", "always"),
+        ("status.showUntrackedFiles", "no"),
+        ("status.relativePaths", "false"),
+        ("core.quotePath", "false"),
+        ("core.pager", "false"),
+        ("core.fsmonitor", "false-program"),
+    ):
+        git(tree, "config", name, value)
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "new.py").write_text("new\n")
+    state, patch = look(tree)
+    assert files_of(restored(tree, state, patch)) == files_of(tree)
+
+
+def test_a_repository_without_a_commit_is_a_patch_as_a_whole(tmp_path: Path) -> None:
+    place = tmp_path / "tree"
+    place.mkdir()
+    git(place, "init", "--quiet")
+    (place / "train.py").write_text("print(1)\n")
+    (place / "staged.py").write_text("print(2)\n")
+    (place / "table.bin").write_bytes(bytes(range(256)))
+    for staged in ((), ("staged.py",)):
+        if staged:
+            git(place, "add", *staged)
+        state, patch = look(place)
+        assert (state.commit, state.shown_commit) == (None, None)
+        assert set(patch.files) == {"train.py", "staged.py", "table.bin"}
+    assert files_of(restored(place, state, patch)) == files_of(place)
+
+
+def test_a_detached_head_and_a_worktree_are_read(tree: Path) -> None:
+    git(tree, "worktree", "add", "--quiet", "--detach", str(tree.with_name("other")))
+    other = tree.with_name("other")
+    (other / "train.py").write_text("print(3)\n")
+    (other / "new.py").write_text("new\n")
+    state, patch = look(other)
+    assert state.branch is None
+    assert set(patch.files) == {"train.py", "new.py"}
+    # The file .git of a worktree is no file of the tree.
+    theirs, ours = files_of(other), files_of(restored(tree, state, patch))
+    theirs.pop(".git")
+    assert ours == theirs
+
+
+def test_submodules_are_named_by_their_commit_and_their_changes_left_out(
+    tree: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "--quiet")
+    (library / "lib.py").write_text("1\n")
+    git(library, "add", ".")
+    git(library, "commit", "--quiet", "--message=one")
+    git(tree, "submodule", "--quiet", "add", str(library), "lib")
+    git(tree, "commit", "--quiet", "--message=with lib")
+    (tree / "lib" / "lib.py").write_text("2\n")
+    state, patch = look(tree)
+    assert state.is_dirty
+    assert patch.left_out == (("lib", "changes inside a submodule"),)
+    assert patch.content == b""
+    git(tree / "lib", "commit", "--quiet", "--all", "--message=two")
+    state, patch = look(tree)
+    assert patch.left_out == ()
+    assert b"+Subproject commit" in patch.content
+    clone = restored(tree, state, patch)
+    assert (clone / "train.py").exists()
+
+
+def test_large_files_and_what_is_no_code_are_left_out_and_named(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(tree / "large.bin", "wb") as file:
+        file.truncate(5 * 2**30)
+    (tree / "table.bin").write_bytes(b"x" * (code_tree.MOST_FILE_BYTES + 1))
+    (tree / "small.py").write_text("small\n")
+    (tree / "runs" / "line").mkdir(parents=True)
+    (tree / "runs" / "line" / "plan.json").write_text("{}")
+    (tree / "elsewhere" / "line").mkdir(parents=True)
+    (tree / "elsewhere" / "line" / "spec.pkl").write_bytes(b"")
+    (tree / "elsewhere" / "line" / "metrics.jsonl").write_text("")
+    (tree / "env" / "bin").mkdir(parents=True)
+    (tree / "env" / "pyvenv.cfg").write_text("")
+    (tree / "env" / "bin" / "activate").write_text("")
+    (tree / "__pycache__").mkdir()
+    (tree / "__pycache__" / "train.pyc").write_text("")
+    nested = tree / "nested"
+    nested.mkdir()
+    git(nested, "init", "--quiet")
+    (nested / "a.py").write_text("")
+    git(nested, "add", ".")
+    git(nested, "commit", "--quiet", "--message=nested")
+    _, patch = look(tree, "runs")
+    assert set(patch.files) == {"small.py"}
+    assert dict(patch.left_out) == {
+        "large.bin": "5120.0 MiB",
+        "table.bin": "4.0 MiB",
+        "elsewhere/line/": "a run",
+        "env/": "an environment",
+        "nested/": "a repository of its own",
+    }
+
+
+def test_together_files_have_a_limit_and_tracked_ones_come_first(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_tree, "MOST_PATCH_BYTES", 2000)
+    (tree / "train.py").write_text("x" * 900)
+    for number in range(3):
+        (tree / f"new{number}.py").write_text("y" * (600 + number))
+    _, patch = look(tree)
+    assert set(patch.files) == {"train.py", "new0.py"}
+    assert [path for path, _ in patch.left_out] == ["new1.py", "new2.py"]
+
+
+def test_too_many_untracked_files_are_left_out_and_the_changes_kept(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_tree, "_MOST_LISTED_BYTES", 10)
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "a_long_name.py").write_text("")
+    _, patch = look(tree)
+    assert set(patch.files) == {"train.py"}
+    ((path, why),) = patch.left_out
+    assert path == "all files that git does not know"
+    assert "git ls-files prints more than" in why
+
+
+def test_a_conflict_of_a_merge_is_left_out(tree: Path) -> None:
+    git(tree, "checkout", "--quiet", "-b", "other")
+    (tree / "train.py").write_text("print('theirs')\n")
+    git(tree, "commit", "--quiet", "--all", "--message=theirs")
+    git(tree, "checkout", "--quiet", "work")
+    (tree / "train.py").write_text("print('ours')\n")
+    git(tree, "commit", "--quiet", "--all", "--message=ours")
+    subprocess.run(["git", *ME, "merge", "other"], cwd=tree, env=ENVIRON, capture_output=True)
+    (tree / "run.sh").write_text("changed\n")
+    state, patch = look(tree)
+    assert state.is_dirty
+    assert set(patch.files) == {"run.sh"}
+    assert patch.left_out == (("train.py", "a conflict of a merge"),)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all files")
+def test_a_file_that_cannot_be_read_is_left_out(tree: Path) -> None:
+    (tree / "secret.txt").write_text("x")
+    (tree / "secret.txt").chmod(0)
+    _, patch = look(tree)
+    assert patch.left_out == (("secret.txt", "it cannot be read"),)
+
+
+def test_what_changed_since_a_commit_is_listed(tree: Path) -> None:
+    state, _ = look(tree)
+    assert state.commit is not None
+    assert changed_since(Git(tree, timeouts.GIT_S), state.commit) == []
+    (tree / "conf" / "net.yaml").write_text("depth: 4\n")
+    git(tree, "commit", "--quiet", "--all", "--message=deeper")
+    (tree / "run.sh").unlink()
+    assert changed_since(Git(tree, timeouts.GIT_S), state.commit) == ["conf/net.yaml", "run.sh"]
