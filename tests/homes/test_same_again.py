@@ -365,3 +365,22 @@ def test_without_git_a_snapshot_or_a_tree_nothing_is_kept(project: Path) -> None
     shutil.rmtree(project / ".git")
     run_python("train.py", "bare", cwd=project)
     assert not (project / "runs" / "bare" / "code.json").exists()
+
+
+@pytest.mark.slurm
+def test_the_code_of_a_job_is_kept_when_submit_returns(
+    project: Path, virtual_slurm: VirtualCluster
+) -> None:
+    script = (project / "train.py").read_text().replace(', launcher="local"', "")
+    (project / "train.py").write_text(script)
+    submit = ("-m", "hpctrain.cli", "submit", "--time", "5", "train.py", "run")
+    job = run_python(*submit, cwd=project, environ=dict(virtual_slurm.environ)).stdout.strip()
+    run = project / "runs" / "run"
+    code = json.loads((run / "code.json").read_bytes())
+    assert (list(code["files"]), code["error"]) == (["train.py"], None)
+    assert b"launcher" in (run / "code.patch").read_bytes()
+    before = (run / "code.json").read_bytes()
+    result = wait_until_final(run, timeout_s=120)
+    assert (result.error, Result.from_path(run).status.job_id) == (None, job)
+    # Jobs do not look at the tree.
+    assert (run / "code.json").read_bytes() == before
