@@ -131,6 +131,11 @@ def _uncommitted(both: list[dict[str, Any] | None]) -> Iterator[Difference]:
     first, second = both
     if first is None or second is None:
         return
+    if (errors := [code.get("error") for code in (first, second)]) != [None, None]:
+        # What is not known does not differ.
+        shown = [_NOT_THERE if error is None else f"not known: {error}" for error in errors]
+        yield Difference(field="uncommitted changes", first=shown[0], second=shown[1])
+        return
     yield from _fields([{"git branch": code.get("branch")} for code in (first, second)])
     files = first.get("files", {}), second.get("files", {})
     for name in sorted({**files[0], **files[1]}):

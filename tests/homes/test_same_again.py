@@ -310,6 +310,15 @@ def test_two_runs_differ_by_branch_seed_variables_and_uncommitted_files(project:
     assert [line for line in said if line.startswith("uncommitted model.yaml: - -> ")]
     assert [line for line in said if line.startswith("seed: ")]
     assert [line for line in said if line.startswith("git: ") and line.endswith("-dirty")]
+    code = project / "runs" / "b" / "code.json"
+    why = "git diff did not answer within 5 s (timeout git_patch)"
+    code.write_text(json.dumps({**json.loads(code.read_bytes()), "files": {}, "error": why}))
+    (line,) = (
+        line
+        for line in run_python(*diff, cwd=project).stdout.splitlines()
+        if line.startswith("uncommitted")
+    )
+    assert line == f"uncommitted changes: - -> not known: {why}"
 
 
 SWEEP = """
