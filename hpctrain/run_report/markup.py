@@ -11,6 +11,8 @@ from hpctrain.printable import show_controls
 
 UNKNOWN = "not known"
 """Stands for what no file tells."""
+# Of a value that has a line of its own.
+_LONG = 100
 
 
 class Html(str):
@@ -80,12 +82,18 @@ def table(
     )
 
 
+def tall(content: Html) -> Html:
+    """Return a table that scrolls by itself where it has many rows. Not collective."""
+    return Html(f'<div class="tall">{content}</div>')
+
+
 def facts(pairs: Mapping[str, Cell]) -> Html:
     """Return names and values as a list of descriptions. Not collective."""
-    rows = "".join(
-        f"<div><dt>{to_html(name)}</dt><dd>{to_html(value)}</dd></div>"
-        for name, value in pairs.items()
-    )
+    rows = ""
+    for name, value in pairs.items():
+        shown = to_html(value)
+        kind = ' class="long"' if len(shown) > _LONG else ""
+        rows += f"<div{kind}><dt>{to_html(name)}</dt><dd>{shown}</dd></div>"
     return Html(f'<dl class="facts">{rows}</dl>')
 
 

@@ -15,6 +15,7 @@ from hpctrain.run_report.markup import (
     format_span,
     moment,
     table,
+    tall,
     to_html,
 )
 from hpctrain.rundir.display import format_size
@@ -99,7 +100,7 @@ def checkpoints(run: RunFacts, label: str) -> Html:
         numeric=(1, 2, 4, 5, 6),
         style="sizes",
     )
-    return Html(counted + listed)
+    return Html(counted + tall(listed))
 
 
 def configuration(run: RunFacts) -> Html:

@@ -1,24 +1,28 @@
-"""The drawings of a page about a sweep: parallel coordinates, and the data of its curves. Pure."""
+"""What is drawn on a page about a sweep: parallel coordinates, and its curves. Pure."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from hpctrain.printable import show_controls
 from hpctrain.run_report.chart_data import can_be_drawn, points_of, short, to_json
 from hpctrain.run_report.markup import Html, format_number, to_html
 from hpctrain.run_report.sweep_axes import Axis, differing, make_axis
 from hpctrain.run_report.sweep_facts import SweepFacts, TrialFacts
+from hpctrain.rundir.display import shorten
 
 MOST_AXES = 12
 """Further parameters are in the table alone."""
 _POINTS_OF_A_PAGE = 150_000
 _FEWEST_POINTS = 30
 _MOST_POINTS = 1000
-# Between the lowest value and those that have none.
-_TOP, _BOTTOM, _WITHOUT = 0.02, 0.88, 1.0
+# Of those that have no value on an axis, on which all others are between 0 and 1.
+_WITHOUT = -0.13
 _FIRST = 0.1
-_MOST_OPAQUE, _FAINTEST = 80, 0.15
+_MOST_OPAQUE, _FAINTEST = 40, 0.15
+_LONGEST_LINE, _MOST_LINES = 18, 3
 
 
 def choose_axes(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> list[Axis]:
@@ -34,82 +38,95 @@ def choose_axes(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> list[Axis]:
 
 
 def parallel(sweep: SweepFacts, trials: Sequence[TrialFacts], axes: Sequence[Axis]) -> Html:
-    """Return a line for each trial through its values on all axes. Not collective.
+    """Return the place of the parallel coordinates, and what their colours mean.
 
-    It is drawn here, and not by a script, so that it is there without one, and when it is printed.
+    Not collective.
     """
-    last = max(1, len(axes) - 1)
-    # The best are drawn last, over the others.
-    ranks = {trial.name: rank for rank, trial in enumerate(sweep.ranking)}
-    order = sorted(range(len(trials)), key=lambda n: -ranks.get(trials[n].name, len(trials)))
-    num_first = max(1, round(_FIRST * len(sweep.ranking)))
-    lines = []
-    for n in order:
-        trial = trials[n]
-        points = [
-            f"{1000 * place / last:.0f} {1000 * _height(axis.positions[n]):.0f}"
-            for place, axis in enumerate(axes)
-        ]
-        rank = ranks.get(trial.name)
-        kind = "none" if rank is None else ""
-        if sweep.mode is not None and rank is not None:
-            kind = "best" if rank == 0 else "first" if rank < num_first else ""
-        score = "" if trial.score is None else f": {format_number(trial.score)}"
-        style = f' class="{kind}"' if kind else ""
-        lines.append(
-            f'<path{style} d="M{"L".join(points)}">'
-            f"<title>{to_html(trial.name)}{score}</title></path>"
-        )
-    # Where hundreds of lines lie over each other, it is seen where they are dense.
-    faint = min(1.0, max(_FAINTEST, _MOST_OPAQUE / max(1, len(trials))))
-    drawn = "".join(_draw_axis(axis, place / last) for place, axis in enumerate(axes))
-    label = to_html(
-        f"Configuration and {sweep.metric or 'no metric'} of {len(trials)} trials as lines through "
-        f"{len(axes)} axes; the values are in the table of trials"
-    )
+    shown = to_html(f"Configuration and {sweep.metric or 'no metric'} of each trial")
+    label = f"{shown}, on {len(axes)} axes; the values are in the table of trials"
     return Html(
-        f'<figure class="parallel"><div class="scroll" role="region" tabindex="0" '
-        f'aria-label="{label}"><div class="axes" style="--count:{len(axes)};--faint:{faint:.2f}">'
-        f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">'
-        f"{''.join(lines)}</svg>{drawn}</div></div>{_key(sweep, num_first, trials)}</figure>"
+        f'<figure class="chart parallel"><figcaption>{shown}</figcaption><div class="scroll">'
+        f'<div class="plot" style="--count:{len(axes)}" tabindex="0" role="group" '
+        f'aria-label="{label}"></div></div><p class="nearest" aria-live="polite"></p>'
+        f"{_key(sweep, trials)}</figure>"
     )
 
 
-def _key(sweep: SweepFacts, num_first: int, trials: Sequence[TrialFacts]) -> str:
-    parts = []
+def _key(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> str:
+    entries: list[tuple[str, str]] = []
+    num_first = _count_first(sweep)
     if (best := sweep.best) is not None:
-        parts.append(f'<span class="key best"></span>{to_html(best.name)}, the best')
+        entries.append(("best", f"{to_html(best.name)}, the best"))
         if num_first > 1:
-            parts.append(f'<span class="key first"></span>the next {num_first - 1}')
-    if len(sweep.ranking) > num_first or sweep.best is None:
-        parts.append('<span class="key"></span>others' if parts else "")
+            entries.append(("first", f"the next {num_first - 1}"))
+        if len(sweep.ranking) > num_first:
+            entries.append(("other", "others"))
     if len(trials) > len(sweep.ranking):
-        parts.append('<span class="key none"></span>without a value of the metric')
-    return f"<figcaption>{' &nbsp; '.join(filter(None, parts))}</figcaption>" if parts else ""
+        entries.append(("none", "without a value of the metric"))
+    shown = "".join(
+        f'<span class="entry"><span class="key {kind}"></span>{what}</span> '
+        for kind, what in entries
+    )
+    return f"<p>{shown}</p>" if shown else ""
 
 
-def _draw_axis(axis: Axis, place: float) -> str:
-    ticks = list(axis.ticks)
-    marks = "".join(
-        f'<span class="tick" style="top:{100 * _height(at):.2f}%">{to_html(text)}</span>'
-        for at, text in ticks
-    )
-    if None in axis.positions:
-        marks += f'<span class="tick" style="top:{100 * _WITHOUT:.0f}%">none</span>'
-    scale = "" if axis.scale == "linear" else f"<i>{axis.scale}</i>"
-    return (
-        f'<div class="axis" style="left:{100 * place:.3f}%"><b>{to_html(axis.name)}{scale}</b>'
-        f"{marks}</div>"
-    )
+def _count_first(sweep: SweepFacts) -> int:
+    """Return how many trials are the best ones."""
+    return max(1, round(_FIRST * len(sweep.ranking)))
+
+
+def make_parallel_data(
+    sweep: SweepFacts, trials: Sequence[TrialFacts], axes: Sequence[Axis]
+) -> dict[str, Any]:
+    """Return a line for each trial through its values on all axes, as JSON values.
+
+    Not collective.
+    """
+    ranks = {trial.name: rank for rank, trial in enumerate(sweep.ranking)}
+    num_first = _count_first(sweep)
+    lines = []
+    # The best are drawn last, over the others.
+    for n in sorted(range(len(trials)), key=lambda n: -ranks.get(trials[n].name, len(trials))):
+        rank, score = ranks.get(trials[n].name), trials[n].score
+        kind = "none" if rank is None else "other"
+        if sweep.mode is not None and rank is not None:
+            kind = "best" if rank == 0 else "first" if rank < num_first else kind
+        heights = [_height(axis.positions[n]) for axis in axes]
+        shown = None if score is None else format_number(score)
+        lines.append({"run": n, "kind": kind, "y": heights, "value": shown})
+    drawn = [
+        {
+            "lines": _wrap(axis),
+            "ticks": [
+                *((_height(at), text) for at, text in axis.ticks),
+                *([(_WITHOUT, "none")] if None in axis.positions else []),
+            ],
+        }
+        for axis in axes
+    ]
+    # Where hundreds of lines lie over each other, it is seen where they are dense.
+    kinds = [line["kind"] for line in lines]
+    opaque = {
+        kind: round(min(1.0, max(_FAINTEST, _MOST_OPAQUE / kinds.count(kind))), 2)
+        for kind in ("none", "other", "first")
+        if kind in kinds
+    }
+    return {"axes": drawn, "lowest": _WITHOUT, "opaque": opaque, "series": lines}
 
 
 def _height(position: float | None) -> float:
-    """Return the distance from the top, of 1, of a position on an axis."""
-    return _WITHOUT if position is None else _BOTTOM - position * (_BOTTOM - _TOP)
+    return _WITHOUT if position is None else round(position, 4)
 
 
-def make_sweep_data(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> str:
-    """Return the points of the curves of trials, and of the best value so far, as JSON.
+def _wrap(axis: Axis) -> list[str]:
+    """Return what is written at an axis, line by line."""
+    name = shorten(show_controls(axis.name), _LONGEST_LINE * _MOST_LINES)
+    lines = textwrap.wrap(name, _LONGEST_LINE, break_on_hyphens=False)[:_MOST_LINES]
+    return lines if axis.scale == "linear" else [*lines, axis.scale]
+
+
+def make_sweep_data(sweep: SweepFacts, trials: Sequence[TrialFacts], axes: Sequence[Axis]) -> str:
+    """Return what is drawn, as JSON: parallel coordinates, curves, and the best value so far.
 
     Not collective. What a page has in all is bounded, however many trials there are.
     """
@@ -148,4 +165,5 @@ def make_sweep_data(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> str:
                 ],
             }
         )
-    return to_json({"labels": [*names, "best so far"], "charts": charts})
+    parallel = make_parallel_data(sweep, trials, axes)
+    return to_json({"labels": [*names, "best so far"], "charts": charts, "parallel": parallel})

@@ -7,7 +7,7 @@ import json
 from hpctrain.run_report import sweep_sections
 from hpctrain.run_report.markup import Html, to_html
 from hpctrain.run_report.page import fill_page
-from hpctrain.run_report.sweep_drawing import make_sweep_data
+from hpctrain.run_report.sweep_drawing import choose_axes, make_sweep_data
 from hpctrain.run_report.sweep_facts import SweepFacts, TrialFacts
 
 MOST_TRIALS = 2000
@@ -25,10 +25,11 @@ def render_sweep_page(sweep: SweepFacts, *, now: float) -> str:
         When the page is made, in seconds since the epoch.
     """
     trials = choose_trials(sweep)
-    data = make_sweep_data(sweep, trials)
+    axes = choose_axes(sweep, trials)
+    data = make_sweep_data(sweep, trials, axes)
     content = {
         "Overview": Html(_left_out(sweep, trials) + sweep_sections.overview(sweep)),
-        "Configurations": sweep_sections.configurations(sweep, trials),
+        "Configurations": sweep_sections.configurations(sweep, trials, axes),
         "Curves": sweep_sections.curves(sweep, trials, len(json.loads(data)["charts"])),
         "Timeline": sweep_sections.timeline(sweep, trials),
         "Trials": sweep_sections.all_trials(sweep, trials),

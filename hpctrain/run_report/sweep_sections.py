@@ -14,11 +14,12 @@ from hpctrain.run_report.markup import (
     format_span,
     moment,
     table,
+    tall,
     to_html,
 )
 from hpctrain.run_report.metric_sections import figure, spread
-from hpctrain.run_report.sweep_axes import differing
-from hpctrain.run_report.sweep_drawing import MOST_AXES, choose_axes, parallel
+from hpctrain.run_report.sweep_axes import Axis, differing
+from hpctrain.run_report.sweep_drawing import MOST_AXES, parallel
 from hpctrain.run_report.sweep_facts import Span, SweepFacts, TrialFacts
 from hpctrain.rundir.display import format_metrics, format_value
 
@@ -74,11 +75,10 @@ def explain_metric(sweep: SweepFacts) -> Html:
     )
 
 
-def configurations(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> Html:
+def configurations(sweep: SweepFacts, trials: Sequence[TrialFacts], axes: Sequence[Axis]) -> Html:
     """Return the parallel coordinates. Not collective."""
     if not trials:
         return Html("<p>There are no trials yet.</p>")
-    axes = choose_axes(sweep, trials)
     num_parameters = len(axes) - (sweep.metric is not None)
     if not num_parameters:
         return Html("<p>The configuration is the same in all trials.</p>")
@@ -152,14 +152,14 @@ def timeline(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> Html:
     columns: list[Cell] = ["trial", Html("when&nbsp;&rarr;"), "state", "took", "began"]
     drawn = table("When each trial ran", columns, rows, numeric=(3,), style="timeline")
     legend = "".join(
-        f'<span class="swatch {kind}"></span>{what} &nbsp; '
+        f'<span class="entry"><span class="swatch {kind}"></span>{what}</span> '
         for kind, what in (
             ("training", "runs"),
             ("ending", "was asked to stop"),
             ("lost", "ran, and failed"),
         )
     )
-    return Html(f'<p>{legend}</p><div class="tall">{drawn}</div>')
+    return Html(f"<p>{legend}</p>{tall(drawn)}")
 
 
 def _parts(
@@ -197,7 +197,7 @@ def all_trials(sweep: SweepFacts, trials: Sequence[TrialFacts]) -> Html:
     caption = "Trials, the best first" if ranked else "Trials"
     listed = table(caption, columns, rows, numeric=numeric, style="trials")
     same = _same(trials, names)
-    return Html(f'<div class="tall">{listed}</div>{same}')
+    return Html(tall(listed) + same)
 
 
 def _row(sweep: SweepFacts, trial: TrialFacts, names: Sequence[str]) -> list[Cell]:

@@ -16,6 +16,7 @@ from hpctrain.run_report.markup import (
     moment,
     percent,
     table,
+    tall,
     to_html,
 )
 from hpctrain.run_report.time_use import Interval, Use
@@ -195,16 +196,15 @@ def timeline(run: RunFacts, label: str) -> Html:
     if rows := list(_timeline_rows(run)):
         columns: list[Cell] = ["what", Html("when&nbsp;&rarr;"), "took", "began"]
         shown, left_out = _middle_left_out(rows)
-        parts = [
-            table(f"Timeline of {label}", columns, shown, numeric=(2,), style="timeline"),
-            left_out,
-        ]
+        drawn = table(f"Timeline of {label}", columns, shown, numeric=(2,), style="timeline")
+        parts = [tall(drawn), left_out]
     if run.attempts:
         columns = ["attempt", "why it ended, and what followed", "from", "to report", "job"]
         shown, left_out = _middle_left_out([_attempt(record, run) for record in run.attempts])
         caption = f"Attempts of {label}"
         columns = [*columns, "nodes"]
-        parts += [table(caption, columns, shown, numeric=(3,), style="attempts"), left_out]
+        listed = table(caption, columns, shown, numeric=(3,), style="attempts")
+        parts += [tall(listed), left_out]
     if run.before:
         before = "".join(f"<li>{moment(at)} {to_html(what)}</li>" for at, what in run.before)
         parts.append(details("Before the first attempt", Html(f"<ul>{before}</ul>")))

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 60.0
+# Of a picture of Chromium's.
+MOST_HEIGHT = 16384
 
 
 class Chromium:
@@ -107,9 +109,10 @@ class Chromium:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
 
-    def photograph(self, path: Path) -> None:
-        """Write the whole page as a picture."""
+    def photograph(self, path: Path, *, height: int | None = None) -> None:
+        """Write the page as a picture: the whole of it, or as far as a height."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        size["height"] = min(size["height"], height or MOST_HEIGHT)
         shot = self.call(
             "Page.captureScreenshot", captureBeyondViewport=True, clip={**size, "scale": 1}
         )

@@ -57,9 +57,10 @@ def test_the_best_trial_is_that_of_the_command(mixed: Path) -> None:
     assert facts.best.name == Path(grid.get_best_result().path).name
     page = render(facts)
     assert f"{facts.best.name} (best)" in page
-    assert re.findall(r'<path class="best".*?<title>(.*?)</title>', page) == [
-        f"{facts.best.name}: {facts.best.score:.6g}"
-    ]
+    data = data_of(page)
+    (line,) = [line for line in data["parallel"]["series"] if line["kind"] == "best"]
+    assert data["labels"][line["run"]] == facts.best.name
+    assert line["value"] == f"{facts.best.score:.6g}"
     for name in record.trials:
         (mixed / name / "status.json").unlink()
 
@@ -69,11 +70,11 @@ def test_each_trial_is_a_line_a_row_and_a_curve(mixed: Path) -> None:
     page = render(facts)
     with_values = [trial.name for trial in facts.trials if trial.curve.values]
     assert len(with_values) < 40
-    assert len(re.findall(r"<path ", page)) == 40
     table = re.search(r"<caption>Trials, the best first.*?</table>", page)
     assert table
     assert len(re.findall(r'<th scope="row">', table[0])) == 40
     data = data_of(page)
+    assert {line["run"] for line in data["parallel"]["series"]} == set(range(40))
     curves, best = data["charts"]
     assert {data["labels"][one["run"]] for one in curves["series"]} == set(with_values)
     assert facts.best is not None
@@ -183,6 +184,34 @@ def test_a_parameter_that_some_trials_lack_differs() -> None:
     assert differing([]) == []
 
 
+def test_a_line_goes_through_the_values_of_a_trial_and_below_the_axis_where_there_is_none(
+    tmp_path: Path,
+) -> None:
+    long = "a-name-without-an-end" * 9
+    trials = [
+        {"config": {"lr": 1e-4, long: "sgd"}, "reports": [{"loss": 1.0}]},
+        {"config": {"lr": 1e-2}, "reports": [{"loss": 3.0}]},
+        {"config": {"lr": 1.0, long: "adamw"}, "reports": [{"loss": math.nan}]},
+    ]
+    drawn = data_of(render(read(write_sweep(tmp_path, trials))))["parallel"]
+    lr, name, loss = drawn["axes"]
+    below = drawn["lowest"]
+    assert below < 0
+    found = {line["run"]: (line["kind"], *line["y"]) for line in drawn["series"]}
+    assert found == {
+        0: ("best", 0, 0, 0),
+        1: ("other", 0.5, below, 1),
+        2: ("none", 1, 1, below),
+    }
+    assert drawn["series"][-1]["run"] == 0
+    assert lr["lines"] == ["lr", "logarithmic"]
+    assert [text for _, text in name["ticks"]] == ["sgd", "adamw", "none"]
+    assert name["ticks"][-1][0] == loss["ticks"][-1][0] == below
+    assert name["lines"][-1] == "categories"
+    assert len(name["lines"]) <= 4
+    assert max(map(len, name["lines"])) <= 18
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path, count: int) -> None:
     trials = [{"config": {"lr": 1}, "event": None}] * count
@@ -231,15 +260,16 @@ def test_the_page_of_thousands_of_trials_is_bounded(tmp_path: Path) -> None:
     trials = make_trials(1000, steps=200)
     facts = read(write_sweep(tmp_path / "s", trials))
     page = render(facts)
-    curves, _ = data_of(page)["charts"]
+    data = data_of(page)
+    curves, _ = data["charts"]
     drawn = [len(series["x"]) for series in curves["series"]]
     assert 50_000 < sum(drawn) <= 150_000
     assert max(drawn) < 200
     assert len(page) < 3e6
-    assert len(re.findall(r"<path ", page)) == 1000
+    assert len(data["parallel"]["series"]) == 1000
     more = [{"config": {"x": n}, "reports": [{"loss": float(n)}]} for n in range(MOST_TRIALS + 5)]
     facts = read(write_sweep(tmp_path / "more", more))
     page = render(facts)
     assert f"{MOST_TRIALS} of {MOST_TRIALS + 5} trials are on this page" in page
-    assert len(re.findall(r"<path ", page)) == MOST_TRIALS
+    assert len(data_of(page)["parallel"]["series"]) == MOST_TRIALS
     assert "trial_02004" not in page
