@@ -47,6 +47,7 @@ MOST = 1.005
 
 def measure(arguments: Namespace) -> Iterator[Measured]:
     num_bytes = bytes_of_a_step()
+    num_blocks, num_empty_blocks = arguments.sizes or (BLOCKS, EMPTY_BLOCKS)
 
     def run(how: str, num_bytes: int, num_blocks: int) -> list[tuple[float, float]]:
         with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
@@ -56,17 +57,17 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
                 str(w) for w in (sys.executable, program, how, RANKS, num_bytes, num_blocks, answer)
             ]
             run_command(argv, cwd=folder, env=child_environment(arguments.tree), timeout_s=180)
-            return [(wall, cpu) for wall, cpu in json.loads(answer.read_bytes())]
+            return [(wall, cpu) for wall, cpu in json.loads(answer.read_bytes())["block"]]
 
     def sample(how: str) -> Sample:
-        blocks = run(how, num_bytes, BLOCKS)
+        blocks = run(how, num_bytes, num_blocks)
         # What others do on the machine hits some of the blocks.
         return Sample(median(wall for wall, _ in blocks), median(cpu for _, cpu in blocks))
 
     def sample_empty(how: str) -> Sample:
         # In the quickest quarter of the blocks, others took little of the machine, and no reading
         # of the flight recorder was made: these are bounded by the time that passes, not by steps.
-        cpu_s, _, _ = quantiles((cpu for _, cpu in run(how, 0, EMPTY_BLOCKS)), n=4)
+        cpu_s, _, _ = quantiles((cpu for _, cpu in run(how, 0, num_empty_blocks)), n=4)
         readings_s = STEP_S * READINGS if how == "on" else 0.0
         return Sample(STEP_S + cpu_s + readings_s)
 

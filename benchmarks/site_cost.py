@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +197,11 @@ def await_reports(run: Path) -> None:
         time.sleep(0.2)
 
 
-def measure_files(say: Callable[[str], None]) -> Iterator[Row]:
+def measure_files(say: Callable[[str], None], sizes: Sequence[int] = RANKS) -> Iterator[Row]:
     """Count the calls of whole runs; what a report costs is the difference between two."""
     opened: dict[int, int] = {}
     for saving, what in SAVING.items():
-        for ranks in RANKS:
+        for ranks in sizes:
             counts = []
             for reports in REPORTS:
                 say(f"strace: {ranks} ranks, {reports} reports, {saving}")
@@ -214,7 +215,9 @@ def measure_files(say: Callable[[str], None]) -> Iterator[Row]:
             yield Row(f"{what}, {ranks} ranks: calls for its file, a rank", files / ranks)
             goal = GOALS.get(saving)
             yield Row(f"{what}, {ranks} ranks: other calls, a report", others, goal=goal)
-    fewest, most = RANKS[0], RANKS[-1]
+    if len(opened) < 2:
+        return
+    fewest, most = min(opened), max(opened)
     per_rank = (opened[most] - opened[fewest]) / (most - fewest)
     yield Row("modules that a start opens, a rank", per_rank)
 
@@ -264,11 +267,13 @@ ROWS = {"slurm": measure_questions, "files": measure_files}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS, help="of the row 'files'")
     parser.add_argument("--json", type=Path, help="file for every number")
     arguments = parser.parse_args()
     rows = []
+    measures = {**ROWS, "files": partial(measure_files, sizes=arguments.ranks)}
     for name in arguments.only:
-        for row in ROWS[name](lambda line: print(line, file=sys.stderr, flush=True)):
+        for row in measures[name](lambda line: print(line, file=sys.stderr, flush=True)):
             rows.append(row)
             goal = "" if row.goal is None else f"{row.goal:8.1f}"
             mark = "" if row.goal is None else ("  reached" if row.reached else "  MISSED")

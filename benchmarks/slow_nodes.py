@@ -2,12 +2,14 @@
 
 ::
 
-    python benchmarks/slow_nodes.py                    # 20,000 steps of about 1.5 ms on 2 ranks
-    python benchmarks/slow_nodes.py --ranks 4 --ms 1   # more ranks than there are cores
+    python benchmarks/slow_nodes.py                    # 50,000 steps, some minutes
+    python benchmarks/slow_nodes.py --sizes 20         # blocks of 100 steps in each round
 
-Blocks of steps take turns, with the watch and without, A B A B, in one run: what else the machine
-does hits both. The difference of two blocks is mostly noise of the machine, so what the watch takes
-of a rank is measured by itself, too: the CPU time of each reading, and that of a note a step.
+Two ranks that share a CPU make steps of 1 ms with a collective and an optimizer: those of
+``console``, of which the skew of ranks is the only part that is on. The first row is what rank 0
+takes for it, in CPU time of a step: a note for each of them, and the readings of torch's flight
+recorder. The second one has whole steps, with the watch and without: on a noisy machine no step is
+as long as the next, and the difference is smaller than that. No node is slow, so none may be named.
 """
 
 from __future__ import annotations
@@ -15,112 +17,100 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
-from argparse import ArgumentParser
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from timeit import timeit
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from arms import (
+    PROGRAMS,
+    Goal,
+    Measured,
+    OthersShare,
+    Sample,
+    child_environment,
+    judge,
+    run_command,
+)
+from console import RANKS, STEP_S
+from control import bytes_of_a_step
+from spine import Rows, run_rows
+
+STEPS = 100
+"""Of a block."""
+BLOCKS = 100
+MOST = 0.002
+ARMS = {"watched": "watched", "not": "off"}
 
 
-def train(config: dict[str, Any]) -> dict[str, Any]:
-    """Make steps of some work each; return how long blocks of them took on rank 0."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    from hpctrain.torch import prepare_model
-    from hpctrain.worker import step_times
-
-    model = prepare_model(torch.nn.Linear(64, 64))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batch, matrix = torch.ones(8, 64), torch.ones(128, 128)
-    read = step_times._read
-    clock = read.__self__
+def measure(arguments: Namespace) -> Iterator[Measured]:
+    num_bytes = bytes_of_a_step()
+    (num_blocks,) = arguments.sizes or (BLOCKS,)
+    steps: dict[str, list[Sample]] = {arm: [] for arm in ARMS}
+    taken: list[Sample] = []
+    notes: list[float] = []
     readings: list[float] = []
-
-    def timed() -> Any:
-        began_at = time.thread_time()
-        found = read()
-        readings.append(time.thread_time() - began_at)
-        return found
-
-    def step(rounds: int) -> None:
-        for _ in range(rounds):
-            torch.mm(matrix, matrix)
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-
-    begin = time.perf_counter()
-    for _ in range(100):
-        torch.mm(matrix, matrix)
-    rounds = torch.tensor([config["ms"] * 1e-3 / ((time.perf_counter() - begin) / 100)])
-    torch.distributed.broadcast(rounds, 0)
-    clock.close()
-    blocks: dict[str, list[float]] = {"with": [], "without": []}
-    for number in range(config["blocks"]):
-        how = ("with", "without")[number % 2]
-        if how == "with":
-            clock._hook = register_optimizer_step_pre_hook(clock._before_step)
-            step_times.time_steps_with(timed)
-        torch.distributed.barrier()
-        begin = time.perf_counter()
-        for _ in range(config["steps"]):
-            step(int(rounds))
-        blocks[how].append((time.perf_counter() - begin) / config["steps"])
-        if how == "with":
-            step_times.time_steps_with(None)
-            clock.close()
-    note_s = timeit(lambda: clock._before_step(optimizer, (), {}), number=100_000) / 100_000
-    return {**blocks, "readings_s": readings, "note_s": note_s}
-
-
-def main() -> None:
-    """Measure, and print."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--ms", type=float, default=1.0, help="work of a step")
-    parser.add_argument("--steps", type=int, default=2500, help="of a block")
-    parser.add_argument("--blocks", type=int, default=8)
-    options = parser.parse_args()
-    from hpctrain import RunConfig, ScalingConfig
-    from hpctrain.torch import TorchTrainer
-
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as storage:
-        result = TorchTrainer(
-            train,
-            train_loop_config=vars(options),
-            scaling_config=ScalingConfig(num_workers=options.ranks),
-            run_config=RunConfig(storage_path=storage, name="slow-nodes", verbose=0),
-        ).fit()
-        found = result.return_value
-        events = map(json.loads, Path(result.path, "ledger.jsonl").read_text().splitlines())
-        named = [event for event in events if event["event"] == "node-slow"]
-    pairs = list(zip(found["with"], found["without"], strict=False))
-    steps = options.steps * len(found["with"])
-    watched_s = sum(found["with"]) * options.steps
-    share = sum(found["readings_s"]) / watched_s
-    print(f"{options.ranks} ranks, {steps} steps that were watched, {watched_s:.0f} s")
-    print(
-        f"step: {median(found['with']) * 1e3:.3f} ms with the watch, "
-        f"{median(found['without']) * 1e3:.3f} ms without; "
-        f"ratio {median(a / b for a, b in pairs):.4f} "
-        f"({', '.join(f'{a / b:.3f}' for a, b in pairs)})"
+    named: list[dict[str, Any]] = []
+    others = OthersShare()
+    num_rounds = arguments.rounds + (arguments.rounds > 1)
+    for number in range(num_rounds):
+        for arm, how in ARMS.items():
+            answer, events = run_steps(arguments.tree, how, num_bytes, num_blocks)
+            named += [event for event in events if event["event"] == "node-slow"]
+            sample = Sample(*(median(each) for each in zip(*answer["block"], strict=True)))
+            if arguments.say is not None:
+                arguments.say(f"slow nodes round {number}: {arm} {sample.wall_s * 1e3:.3f} ms")
+            # The first one fills the page cache and writes bytecode.
+            if number == 0 and num_rounds > 1:
+                continue
+            steps[arm].append(sample)
+            if arm == "watched":
+                watched_s = STEPS * sum(wall for wall, _ in answer["block"])
+                share = sum(answer["readings"]) / watched_s
+                taken.append(Sample(answer["note"] + share * STEP_S))
+                notes.append(answer["note"])
+                readings += answer["readings"]
+    yield judge(
+        "slow nodes, of 1 ms",
+        "note and readings",
+        {"note and readings": taken, "1 ms": [Sample(STEP_S) for _ in taken]},
+        [Goal(against="1 ms", factor=MOST)],
+        notes={
+            "a note, us": round(median(notes) * 1e6, 2),
+            "readings": len(readings),
+            "a reading, ms": round(median(readings or [0.0]) * 1e3, 2),
+        },
     )
-    print(
-        f"readings: {len(found['readings_s'])}, "
-        f"{median(found['readings_s'] or [0]) * 1e3:.2f} ms each, {share:.3%} of the time"
+    measured = judge(
+        "slow nodes, steps",
+        "watched",
+        steps,
+        [Goal(against="not", factor=1 + MOST)],
+        notes={"steps watched": num_rounds * num_blocks * STEPS, "nodes named": len(named)},
     )
-    print(
-        f"a note: {found['note_s'] * 1e6:.2f} us, {found['note_s'] / median(found['with']):.3%} "
-        f"of a step"
-    )
-    print(f"named: {len(named)}")
-    for event in named:
-        print(f"  {event}")
+    yield replace(measured, others_share=others.take())
+    if named:
+        raise SystemExit("a node was named that is not slow:\n" + "\n".join(map(str, named)))
+
+
+def run_steps(
+    tree: Path, how: str, num_bytes: int, num_blocks: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Make steps in a run; return what its rank 0 measured, and the events of the run."""
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
+        answer = Path(folder, "answer.json")
+        program = PROGRAMS / "console_steps.py"
+        argv = [sys.executable, program, how, RANKS, num_bytes, num_blocks, answer]
+        environment = child_environment(tree)
+        run_command(list(map(str, argv)), cwd=folder, env=environment, timeout_s=300)
+        lines = Path(folder, "run", "ledger.jsonl").read_text().splitlines()
+        return json.loads(answer.read_bytes()), [json.loads(line) for line in lines]
+
+
+ROWS: Rows = {"slow-nodes": measure}
 
 
 if __name__ == "__main__":
-    main()
+    run_rows(ROWS, description=__doc__, rounds=5)

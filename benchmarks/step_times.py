@@ -26,7 +26,7 @@ USUAL, WRITING, CALL = "#9aa5b1", "#3b82c4", "#d9534f"
 WIDTH, LEFT, PANEL, TOP, GAP, SLOT = 720, 64, 92, 56, 34, 58
 
 
-def draw(taken: Mapping[str, Any]) -> str:
+def draw(taken: Mapping[str, Any], state_mib: int) -> str:
     """Return the picture of one round."""
     usual_s = median(step for arm in ARMS for step in taken[arm]["usual_s"])
     longest_s = max(
@@ -44,7 +44,7 @@ def draw(taken: Mapping[str, Any]) -> str:
         bottom = TOP + number * (PANEL + GAP) + GAP + PANEL - 10
         parts += _panel(taken[name], LABELS[name], bottom, usual_s, longest_s)
     parts.append(
-        f'<text x="{LEFT}" y="{height - 8}" fill="#555">{STATE_MIB / 1024:.2g} GiB of model and '
+        f'<text x="{LEFT}" y="{height - 8}" fill="#555">{state_mib / 1024:.2g} GiB of model and '
         f"AdamW, one rank. One copy of it in memory takes {taken['copy_s'] * 1e3:.0f} ms.</text>"
     )
     return "\n".join([*parts, "</svg>", ""])
@@ -97,11 +97,12 @@ def _bar(x: float, y: float, height: float, colour: str) -> str:
 def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="of which the calmest is drawn")
+    parser.add_argument("--mib", type=int, default=STATE_MIB, help="of the state")
     parser.add_argument("--output", type=Path, default=TREE / "docs" / "step-times.svg")
     arguments = parser.parse_args()
-    found = run_steps(TREE, ARMS, rounds=arguments.rounds)
+    found = run_steps(TREE, ARMS, rounds=arguments.rounds, state_mib=arguments.mib)
     calmest = min(found["rounds"], key=lambda taken: max(taken[arm]["others"] for arm in ARMS))
-    arguments.output.write_text(draw(calmest))
+    arguments.output.write_text(draw(calmest, arguments.mib))
     for arm in ARMS:
         steps = ", ".join(f"{seconds:.2f}" for seconds in calmest[arm]["steps_s"])
         print(f"{LABELS[arm]}: the call {calmest[arm]['call_s'] * 1e3:.0f} ms, steps {steps} s")

@@ -23,6 +23,7 @@ PLOTS = {
     "predict": ("predict.json", "mlp 25M|xgboost 65M|lightgbm 19M"),
     "against-ray": ("against_ray.json", ""),
     "against-ray-data": ("against_ray_data.json", ""),
+    "top": ("top.json", ""),
     "restart": ("resilience.json", "restart"),
 }
 # What arms are called in the results, and on the page.
@@ -33,6 +34,7 @@ ARMS = {
     "one copy": "one copy of the state",
     "ours, SYNC": "hpctrain, SYNC",
 }
+ARMS |= {limit: f"the goal, {limit}" for limit in ("5 ms", "100 ms")}
 ARMS |= dict.fromkeys(("ours", "plain", "of 4"), "hpctrain")
 LEFT_OUT = ("raw:", "bare:", "start + half", "hpctrain verbose")
 

@@ -1,8 +1,12 @@
-"""Steps of an optimizer: ``python console_steps.py on|off|unrecorded RANKS BYTES BLOCKS ANSWER``.
+"""Steps of an optimizer: ``python console_steps.py HOW RANKS BYTES BLOCKS ANSWER``.
 
 ``on`` is all that shows a run while it goes: the skew of ranks that is read from torch's flight
-recorder, live.json, the file for Prometheus, and a terminal with ``hpctrain top``. ``off`` has none
-of these; torch records as it does by default. ``unrecorded`` is ``off`` without torch's recorder.
+recorder, live.json, the file for Prometheus, and a terminal with ``hpctrain top``. ``watched`` has
+the skew alone. ``off`` has none of these; torch records as it does by default. ``unrecorded`` is
+``off`` without torch's recorder.
+
+The answer has the mean wall and CPU time of a step for each ``block`` of steps, and what rank 0
+takes for the skew: the CPU time of a ``note`` a step, and of each of the ``readings``.
 
 The ranks share one CPU, and the executor and ``hpctrain top`` have another: they would take the
 caches of the ranks, as they do on no machine that has more CPUs than ranks.
@@ -15,8 +19,11 @@ import pty
 import subprocess
 import sys
 import threading
+import time
+import timeit
 
 STEPS = 100
+NOTES = 20_000
 # Of torch 2.13, where the variable is not set.
 TORCHS_BUFFER_SIZE = "2000"
 
@@ -48,7 +55,41 @@ def measure(num_bytes, blocks):
         return taken
 
     block()
-    return [block() for _ in range(blocks)]
+    readings = count_readings()
+    return {
+        "block": [block() for _ in range(blocks)],
+        "readings": readings,
+        "note": note_s(optimizer),
+    }
+
+
+def count_readings():
+    """Return a list that gets the CPU time of each reading of the flight recorder."""
+    from hpctrain.control.link import Link
+
+    post, readings = Link.post, []
+
+    def counted(link, op, *body, **fields):
+        if op == "step-times":
+            readings.append(fields["cost_us"] / 1e6)
+        return post(link, op, *body, **fields)
+
+    Link.post = counted
+    return readings
+
+
+def note_s(optimizer):
+    """Return the CPU time that the hooks take for a step."""
+    from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+    hooks = list(_global_optimizer_pre_hooks.values())
+
+    def note():
+        for hook in hooks:
+            hook(optimizer, (optimizer,), {})
+
+    times = timeit.repeat(note, timer=time.thread_time, repeat=5, number=NOTES)
+    return min(times) / NOTES
 
 
 def pin(process, cpu):
@@ -64,7 +105,7 @@ def train(config):
     if hpctrain.get_context().get_world_rank() == 0:
         for process in config["others"]:
             pin(process, config["cpus"][-1])
-    if not config["is_on"]:
+    if not config["is_watched"]:
         from torch.optim import optimizer
 
         from hpctrain.worker.step_times import time_steps_with
@@ -114,7 +155,7 @@ if __name__ == "__main__":
         train_loop_config={
             "bytes": num_bytes,
             "blocks": blocks,
-            "is_on": how == "on",
+            "is_watched": how in ("on", "watched"),
             "cpus": sorted(os.sched_getaffinity(0)),
             "others": [os.getpid(), *([top.pid] if top else [])],
         },
