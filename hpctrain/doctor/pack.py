@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.doctor.compare import grouped
-from hpctrain.doctor.finding import Finding, error, ok, remark, warning
+from hpctrain.doctor.finding import Finding, error, has_error, ok, remark, warning
 from hpctrain.doctor.machine import filesystem_of
 from hpctrain.pack.header import EnvironmentPack, digest_of
 from hpctrain.plan.environment_pack import SHARED_FILESYSTEMS, root_of_packs
@@ -27,6 +27,7 @@ from hpctrain.regular_file import open_regular
 
 _CHECK = "pack"
 _NONE_WOULD_START = "each node unpacks the environment there, before its agent and ranks start"
+_SEEN_BY_ALL = "Pack it on a filesystem that all nodes see"
 _OTHER_PLACE = "SlurmConfig(environment_pack_dir=...): '/dev/shm', or a disk of each node"
 
 
@@ -76,7 +77,8 @@ def describe_place(file: Path, place: Path) -> dict[str, Any]:
 
 
 def _explain_place(place: Path) -> str | None:
-    if not place.is_dir():
+    # Path.is_dir() raises where a directory above it cannot be entered.
+    if not os.path.isdir(place):
         return "there is no such directory"
     if not os.access(place, os.W_OK | os.X_OK):
         return "it cannot be written to"
@@ -105,24 +107,40 @@ def check_places(
     wanted
         Number of nodes that were asked.
     """
-    if len(answers) < wanted:
-        return [remark(_CHECK, f"{len(answers)} of {wanted} nodes said what {place} is there")]
     found = []
+    if len(answers) < wanted:
+        found = [remark(_CHECK, f"{len(answers)} of {wanted} nodes said what {place} is there")]
+    if not answers:
+        return found
     for problem, hosts in grouped(answers, lambda answer: _refusal(pack, answer)).items():
         what = f"{place} on {hosts}: {problem}"
         found.append(error(_CHECK, what, why=_NONE_WOULD_START, step=_OTHER_PLACE))
     for problem, hosts in grouped(answers, lambda answer: _defect(pack, answer)).items():
         what = f"{pack.path} on {hosts}: {problem}"
-        step = "Pack it on a filesystem that nodes see, with the Python that they have"
+        step = "Pack it with the Python that nodes have"
         found.append(error(_CHECK, what, why="no rank could start in it", step=step))
-    if found:
+    unread = [answer for answer in answers if _unread(pack, answer) is not None]
+    for problem, hosts in grouped(unread, lambda answer: _unread(pack, answer)).items():
+        what = f"{pack.path} on {hosts}: {problem}"
+        if len(unread) == len(answers):
+            why = "no rank could start in it"
+            found.append(error(_CHECK, what, why=why, step=_SEEN_BY_ALL))
+            continue
+        # sbcast reads it on the first node of the job, and copies it to the others.
+        why = "it starts there only where another node is the first of the job and sbcast serves"
+        step = f"{_SEEN_BY_ALL}, or leave out what does not see it: --exclude={hosts}"
+        found.append(warning(_CHECK, what, why=why, step=step))
+    if has_error(found):
         return found
     needed, free = _needed(pack), min(answer["free_bytes"] for answer in answers)
     kind = answers[0]["kind"]
     if free < needed:
         what = f"{place} ({kind}) has {_mib(free)} free on a node, and {_mib(needed)} are needed"
-        return [warning(_CHECK, what, why=_NONE_WOULD_START, step=_OTHER_PLACE)]
-    return [ok(_CHECK, f"{place} ({kind}) of nodes has {_mib(free)} free for {_mib(needed)}")]
+        return [*found, warning(_CHECK, what, why=_NONE_WOULD_START, step=_OTHER_PLACE)]
+    return [
+        *found,
+        ok(_CHECK, f"{place} ({kind}) of nodes has {_mib(free)} free for {_mib(needed)}"),
+    ]
 
 
 def _refusal(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
@@ -135,12 +153,17 @@ def _refusal(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
     return f"it has {_mib(size)} in all, and {_mib(needed)} are needed" if size < needed else None
 
 
-def _defect(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the file there."""
+def _unread(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
+    """Return why it cannot be read there, by itself."""
     if answer["file_error"] is not None:
         return f"it cannot be read: {answer['file_error']}"
     if answer["file_bytes"] != pack.total_bytes:
         return f"it has {answer['file_bytes']} bytes, and {pack.total_bytes} here"
+    return None
+
+
+def _defect(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
+    """Return why what is in it does not run there."""
     here = sysconfig.get_platform()
     there = answer["platform"]
     return None if there == here else f"it has programs of {here}, and the node is {there}"

@@ -90,8 +90,6 @@ BAD: dict[str, tuple[dict[str, Any], Level, str]] = {
     "shared": ({"kind": "nfs4"}, Level.ERROR, "n2: it is on a filesystem that nodes share (nfs4)"),
     "too small": ({"all_bytes": 2**9, "free_bytes": 2**9}, Level.ERROR, "n2: it has 0 MiB in all"),
     "full now": ({"free_bytes": 2**9}, Level.WARNING, "/dev/shm (tmpfs) has 0 MiB free on a node"),
-    "file unseen": ({"file_error": "No such file"}, Level.ERROR, "on n2: it cannot be read: No"),
-    "another file": ({"file_bytes": 7}, Level.ERROR, "on n2: it has 7 bytes, and "),
     "another kind": ({"platform": "linux-mips"}, Level.ERROR, "and the node is linux-mips"),
 }
 
@@ -106,9 +104,37 @@ def test_what_keeps_a_node_from_unpacking_is_found(
     assert found[0].step
 
 
-def test_a_node_that_said_nothing_is_noted(pack: EnvironmentPack) -> None:
-    (found,) = check(pack, node(pack, "n1"))
+UNREAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unseen": ({"file_error": "No such file"}, "it cannot be read: No such file"),
+    "another file": ({"file_bytes": 7}, "it has 7 bytes, and "),
+}
+
+
+@pytest.mark.parametrize(("fields", "what"), UNREAD.values(), ids=list(UNREAD))
+def test_nodes_that_cannot_read_the_file_are_named_and_the_others_are_looked_at(
+    pack: EnvironmentPack, fields: dict[str, Any], what: str
+) -> None:
+    answers = [node(pack, "n1"), *(node(pack, name, **fields) for name in ("n2", "n3"))]
+    some, room = check(pack, *answers, wanted=3)
+    # sbcast brings it to them.
+    assert (some.level, room.level) == (Level.WARNING, Level.OK)
+    assert some.what.startswith(f"{pack.path} on n[2-3]: {what}")
+    assert some.step.endswith("--exclude=n[2-3]")
+    (no_node,) = check(pack, *answers[1:])
+    assert no_node.level is Level.ERROR
+    assert f"on n[2-3]: {what}" in no_node.what
+
+
+def test_a_node_that_said_nothing_is_noted_and_the_others_are_looked_at(
+    pack: EnvironmentPack,
+) -> None:
+    (found, other) = check(pack, node(pack, "n1"))
     assert (found.level, found.what) == (Level.NOTE, "1 of 2 nodes said what /dev/shm is there")
+    assert other.level is Level.OK
+    (found, other) = check(pack, node(pack, "n1", all_bytes=2**9, free_bytes=2**9))
+    assert (found.level, other.level) == (Level.NOTE, Level.ERROR)
+    (found,) = check(pack)
+    assert found.level is Level.NOTE
 
 
 def test_the_file_and_what_is_unpacked_are_there_at_once(pack: EnvironmentPack) -> None:
