@@ -523,3 +523,23 @@ def test_a_time_limit_is_named(in_cluster: VirtualCluster) -> None:
     ended = wait_for_end("1")
     assert ended.job.state == "TIMEOUT"
     assert "--time" in ended.step
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualCluster]:
+    """A cluster of its own, on whose nodes no job is to begin."""
+    with own_cluster(ClusterSpec(num_nodes=2, gpus_per_node=0)) as cluster:
+        for name, value in cluster.environ.items():
+            monkeypatch.setenv(name, value)
+        yield cluster
+
+
+def test_a_job_whose_prolog_fails_is_held_by_slurm(failing: VirtualCluster) -> None:
+    with failing.layout.slurm_conf.open("a") as file:
+        file.write("Prolog=/bin/false\n")
+    on_head(failing, "scontrol", "reconfigure")
+    job = submit(failing)
+    answer = wait_for_reason(job, "launch_failed_requeued_held")
+    assert answer.verdict.value == "held"
+    assert "Slurm holds it after a start that failed" in answer.meaning
+    assert f"scontrol release {job}" in answer.step
