@@ -137,7 +137,8 @@ def _summary(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
     columns = ["metric", *(["run"] if len(runs) > 1 else [])]
     columns += ["last", "least", "at report", "most", "at report", "values", "not finite"]
     first = len(columns) - 7
-    return table("All metrics", columns, rows, numeric=range(first, first + 7))
+    numeric = range(first, first + 7)
+    return table("All metrics", columns, rows, numeric=numeric, style="metrics")
 
 
 def _summary_rows(runs: Sequence[RunFacts], labels: Sequence[str]) -> Iterator[list[Cell]]:
