@@ -169,7 +169,7 @@ def to_json(
 
 
 def _summary(run: RunFacts) -> list[tuple[str, str]]:
-    from hpctrain.run_report.markup import format_span, percent
+    from hpctrain.run_report.markup import format_hours, format_span, percent
 
     used = run.efficiency
     repeated = f", {run.num_repeated} of them made again" if run.num_repeated else ""
@@ -199,9 +199,10 @@ def _summary(run: RunFacts) -> list[tuple[str, str]]:
         if total is None:
             rows.append((kind, "not known"))
         elif total and (useful is None or lost is None):
-            rows.append((kind, f"{total:.4g}, of which training and lost are not known"))
+            rows.append((kind, f"{format_hours(total)}, of which training and lost are not known"))
         elif total:
-            rows.append((kind, f"{total:.4g}, training {useful:.4g}, lost {lost:.4g}"))
+            parts = [f"training {format_hours(useful)}", f"lost {format_hours(lost)}"]
+            rows.append((kind, ", ".join([format_hours(total), *parts])))
     return [*rows, *(("damaged", what) for what in run.damage)]
 
 

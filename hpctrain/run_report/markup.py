@@ -155,6 +155,19 @@ def format_number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.6g}"
 
 
+def format_hours(hours: float | None) -> str:
+    """Return core-hours or GPU-hours. Not collective.
+
+    Examples
+    --------
+    >>> format_hours(0.04271), format_hours(588.1), format_hours(166_912.4)
+    ('0.04271', '588.1', '166912')
+    """
+    if hours is None:
+        return UNKNOWN
+    return f"{hours:.0f}" if hours >= 1000 else f"{hours:.4g}"
+
+
 def percent(part: float, whole: float) -> str:
     """Return a share in percent. Not collective."""
     return f"{100 * part / whole:.1f}%" if whole else UNKNOWN

@@ -12,6 +12,7 @@ from hpctrain.run_report.markup import (
     Html,
     bar,
     details,
+    format_hours,
     format_span,
     moment,
     percent,
@@ -96,7 +97,7 @@ def _side_by_side(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
         kinds = kinds[:3]
     for name, hours in kinds:
         known = [h if share.shares else None for h, share in zip(hours, used, strict=True)]
-        rows.append([name, *map(_hour, known)])
+        rows.append([name, *map(format_hours, known)])
     numeric = range(1, len(runs) + 1)
     return table("Where the time of the runs went", ["use", *labels], rows, numeric=numeric)
 
@@ -127,8 +128,8 @@ def _table_of_uses(run: RunFacts, label: str) -> Html:
                 Html(f"{swatch}{share.use.value}"),
                 format_span(share.seconds),
                 percent(share.seconds, used.seconds),
-                _hour(share.core_hours),
-                *([_hour(share.gpu_hours)] if has_gpus else []),
+                format_hours(share.core_hours),
+                *([format_hours(share.gpu_hours)] if has_gpus else []),
                 MEANINGS[share.use],
             ]
         )
@@ -137,8 +138,8 @@ def _table_of_uses(run: RunFacts, label: str) -> Html:
     if run.num_reported_checkpoints or run.checkpoints:
         unknown: list[Cell] = [None] * (3 + has_gpus)
         rows.append(["checkpoints", *unknown, _checkpoint_time(run)])
-    gpus = [_hour(used.gpu_hours)] if has_gpus else []
-    rows.append(["all", format_span(used.seconds), "", _hour(used.core_hours), *gpus, ""])
+    gpus = [format_hours(used.gpu_hours)] if has_gpus else []
+    rows.append(["all", format_span(used.seconds), "", format_hours(used.core_hours), *gpus, ""])
     columns = ["use", "time", "share", "core-hours", *(["GPU-hours"] if has_gpus else []), "what"]
     return table(
         f"Where the time of {label} went",
@@ -168,8 +169,9 @@ def _hours(run: RunFacts) -> Html:
         if not total or useful is None or lost is None:
             continue
         lines.append(
-            f"{name}: {total:.4g} in all, {useful:.4g} ({percent(useful, total)}) for training, "
-            f"{lost:.4g} ({percent(lost, total)}) lost to restarts (repeated, lost and restart)."
+            f"{name}: {format_hours(total)} in all, {format_hours(useful)} "
+            f"({percent(useful, total)}) for training, {format_hours(lost)} "
+            f"({percent(lost, total)}) lost to restarts (repeated, lost and restart)."
         )
     rest = (
         "They are those of the ranks, while an executor held them; what Slurm allocates beyond "
@@ -281,7 +283,3 @@ def _no_end(record: AttemptRecord, run: RunFacts) -> Html:
         f"none is recorded: it runs, or its executor was killed after {moment(run.until)}, the "
         f"last news; hpctrain status tells which"
     )
-
-
-def _hour(hours: float | None) -> str:
-    return UNKNOWN if hours is None else f"{hours:.4g}"
