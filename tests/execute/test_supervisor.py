@@ -21,6 +21,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
+from tests.waiting import wait_until
 
 
 class Executors:
@@ -198,3 +199,19 @@ def test_signals_of_slurm_are_left_to_the_executor(executors: Executors):
 
     executors.acts = act
     run(executors)
+
+
+def test_what_the_next_executor_needs_is_imported_while_this_one_runs(
+    executors: Executors, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    imported = tmp_path / "imported"
+    monkeypatch.setattr(supervisor, "_CALM_S", 0.0)
+    monkeypatch.setattr(supervisor.importlib, "import_module", imported.write_text)
+
+    def act(number: int) -> int:
+        wait_until(imported.exists, "the import", timeout_s=60.0)
+        return 0
+
+    executors.acts = act
+    run(executors)
+    assert imported.read_text() == "hpctrain.execute.stored_executor"
