@@ -233,6 +233,21 @@ FORKED_RANKS_END_S = Timeout(
     2.0, "forked_ranks_end", "forked ranks to end after their launcher", "the next start"
 )
 FORK_SERVER_END_S = Timeout(2.0, "fork_server_end", "a fork server to end", "SIGKILL")
+SLOT_STEP_S = Timeout(
+    90.0,
+    "slot_step",
+    "the step of a slot to start on its node, when a trial begins",
+    "the trial starts steps of its own",
+)
+SLOT_ANSWER_S = Timeout(
+    30.0,
+    "slot_answer",
+    "the step of a slot to start an agent or ranks",
+    "the trial starts steps of its own",
+)
+SLOT_STEP_END_S = Timeout(
+    5.0, "slot_step_end", "the step of a slot that is not needed any more to end", "``scancel``"
+)
 EXECUTOR_CONNECTION_S = Timeout(
     60.0,
     "executor_connection",

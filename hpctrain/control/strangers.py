@@ -75,6 +75,11 @@ class Strangers:
         for sock in list(self._since):
             self._drop(sock)
 
+    def abandon(self) -> None:
+        """Close the connections in a fork of this process, which goes on with them."""
+        for sock in self._since:
+            sock.close()
+
     def _hear(self, sock: socket.socket, nonce: bytes, received: bytearray) -> None:
         if sock not in self._since:
             # It had to give way between the look at what is ready and now.

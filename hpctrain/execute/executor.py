@@ -43,6 +43,7 @@ from hpctrain.rundir.states import RunEvent
 if TYPE_CHECKING:
     from hpctrain.execute.first_steps import FirstSteps
     from hpctrain.execute.node_environment import Brought
+    from hpctrain.execute.slot_step import SlotStep
     from hpctrain.execute.slow_nodes import SlowNode
 
 _OUTPUT_BYTES = 2**20
@@ -69,6 +70,8 @@ class Executor:
         Agents and ranks of the first attempt, if they have been started.
     signals
         Names of the signals that this process has got, if it has handlers that append to the list.
+    slot_step
+        The step of the slot of a trial, where a tuner keeps one.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Executor:
         fork_server: RankForks | None = None,
         first_steps: FirstSteps | None = None,
         signals: list[str] | None = None,
+        slot_step: SlotStep | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan
@@ -121,6 +125,7 @@ class Executor:
                 survives_loss=plan.job_nodes.survives_loss,
                 is_slice=plan.is_slice,
                 mpiexec=mpiexec,
+                slot_step=slot_step,
             )
             if first_steps is None
             else first_steps.agents

@@ -141,7 +141,7 @@ class ForkServers(RankForks):
     def offer(self) -> str:
         """Return the name of the socket of a server for ranks of others; empty if there is none."""
         self._renew(self._environment)
-        return "" if self._server is None else self._server.name
+        return self.name
 
     def take_reasons(self) -> list[str]:
         """Return why ranks were not forked, as far as that was not returned before."""
@@ -158,10 +158,21 @@ class ForkServers(RankForks):
             self._server.close()
             self._server = None
 
+    def abandon(self) -> None:
+        """Close the descriptors in a fork of this process, which goes on with the server."""
+        if self._server is not None:
+            self._server.abandon()
+            self._server = None
+
     @property
     def pid(self) -> int | None:
         """Process of the server; None if there is none."""
         return None if self._server is None else self._server.pid
+
+    @property
+    def name(self) -> str:
+        """Name of the server's socket; empty if there is none."""
+        return "" if self._server is None else self._server.name
 
     def _renew(self, environment: Mapping[str, str]) -> None:
         """Have a server that is alive and up to date, if there can be one."""
@@ -303,6 +314,11 @@ class _Server:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+    def abandon(self) -> None:
+        """Close the descriptors, in a fork."""
+        self._socket.close()
+        os.close(self._errors)
 
     def _count_ranks(self) -> int | None:
         """Return how many ranks of it live; None if it does not say, as while it imports."""

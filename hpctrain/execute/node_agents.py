@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from hpctrain.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
     from hpctrain.execute.node_environment import NodeEnvironment
+    from hpctrain.execute.slot_step import SlotStep
 
 
 class NodeAgents:
@@ -43,6 +45,8 @@ class NodeAgents:
         Whether other runs are in the job: agents do not end it when the executor is lost.
     mpiexec
         What starts them on the hosts of a hostfile; None is Slurm's srun.
+    slot_step
+        The step of the run's slot, where a tuner keeps one.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class NodeAgents:
         survives_loss: bool = False,
         is_slice: bool = False,
         mpiexec: StepLauncher | None = None,
+        slot_step: SlotStep | None = None,
     ) -> None:
         self.mpiexec = mpiexec
         """What starts agents, and ranks too; None is Slurm's srun for the former."""
@@ -61,6 +66,7 @@ class NodeAgents:
         self._is_slice = is_slice
         self._has_lease = (survives_loss and not is_slice) or mpiexec is not None
         self._node_timeout_s = node_timeout_s
+        self._slot_step = slot_step
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
         self._nodes: frozenset[str] = frozenset()
@@ -73,6 +79,12 @@ class NodeAgents:
     def node_timeout_s(self) -> float:
         """Seconds after which a silent node is given up."""
         return self._node_timeout_s
+
+    @property
+    def slot_step(self) -> SlotStep | None:
+        """The step of the run's slot, where ranks are to start; None where they have their own."""
+        slot = self._slot_step
+        return slot if slot is not None and slot.is_usable else None
 
     @property
     def step(self) -> StepProcess:
@@ -120,6 +132,12 @@ class NodeAgents:
             self.close()
             raise
         return self._hub
+
+    def give_slot_step_up(self, reason: str) -> None:
+        """Start in no step of a slot from here on, if the run has one. Not collective."""
+        if (slot := self.slot_step) is not None:
+            self.close()
+            slot.give_up(reason)
 
     def find_down(self) -> list[str]:
         """Return which nodes are down, by Slurm, of those whose agents have not come.
@@ -188,9 +206,9 @@ class NodeAgents:
         )
         self.socket = f"{new_socket_name()}.%N"
         hosts = () if self.mpiexec is None else (*placement.nodes, *idle_nodes)
-        command = agent_argv(
+        make_command = partial(
+            agent_argv,
             sys.executable if packed is None else packed.python,
-            cwd=os.getcwd(),
             attempt=attempt,
             socket=self.socket,
             secret=str(self._secret_file),
@@ -200,6 +218,12 @@ class NodeAgents:
             in_tree=in_tree,
         )
         environment = environ.without_export_variables(environ.environment())
+        log = self._paths.logs(attempt) / "agents.out"
+        if (slot := self.slot_step) is not None:
+            self._step = slot.start_agent(make_command(cwd=None), environment=environment, log=log)
+        if self._step is not None:
+            return
+        command = make_command(cwd=os.getcwd())
         if packed is not None:
             environment = packed.variables(environment)
         if self.mpiexec is None:
@@ -217,6 +241,6 @@ class NodeAgents:
         self._step = StepProcess(
             argv,
             environment=environment,
-            log=self._paths.logs(attempt) / "agents.out",
+            log=log,
             job_id=environ.variable("SLURM_JOB_ID"),
         )

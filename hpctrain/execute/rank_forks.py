@@ -11,6 +11,8 @@ from hpctrain.plan.launch_plan import StepLauncher
 
 CLIENT = str(Path(__file__).parents[1] / "worker/fork_client.py")
 """What a launcher starts in a rank's place."""
+IN_SLOT = "slot"
+"""In the place of what a server is to import: this one is there, and signals are blocked."""
 
 
 class RankForks(ABC):
@@ -85,7 +87,8 @@ def client_argv(
     client
         File of the client.
     asked
-        What the server of a step is to import; empty where the server is there.
+        What the server of a step is to import; empty where the server is there, and `IN_SLOT` in
+        the step of a slot.
     """
     limits = (f"{timeouts.FORK_SERVER_S:g}", f"{timeouts.FORK_CLIENTS_S:g}")
     return [command[0], "-I", "-S", client, name, *limits, asked, *command]

@@ -25,6 +25,7 @@ from hpctrain.worker.threads import thread_variables
 if TYPE_CHECKING:
     from hpctrain.execute.node_environment import NodeEnvironment
     from hpctrain.execute.rank_container import RankContainer
+    from hpctrain.execute.slot_step import SlotStep
 
 
 def start_ranks(
@@ -42,6 +43,7 @@ def start_ranks(
     container: RankContainer | None = None,
     node_environment: NodeEnvironment | None = None,
     fork_server: RankForks | None = None,
+    slot: SlotStep | None = None,
     local: bool = False,
     on_hosts: bool = False,
 ) -> StepProcess:
@@ -65,6 +67,8 @@ def start_ranks(
         Variables that they get on top of this process's own.
     srun_args, log_to_file, is_slice, container, node_environment, fork_server
         As of `hpctrain.execute.worker_group.WorkerGroup`.
+    slot
+        The step in which they start, if a tuner keeps one for them.
     local
         Whether they stay on this machine.
     on_hosts
@@ -98,6 +102,17 @@ def start_ranks(
     variables.update(environment)
     if packed is not None:
         variables = packed.variables(variables)
+    if slot is not None:
+        step = slot.start_ranks(
+            worker_step_argv(launcher, placement, (), local=True),
+            command,
+            placement=placement,
+            environment=variables,
+            log=paths.launcher_log(attempt),
+        )
+        if fork_server is not None:
+            fork_server.note(step.reasons)
+        return step
     if container is not None:
         entry = container.enter(command, launcher, environment)
         command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)

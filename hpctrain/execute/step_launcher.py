@@ -61,6 +61,12 @@ def find_mpiexec(mpi: str) -> StepLauncher:
     return StepLauncher(program=str(found), kind=_mpiexec_kind(found))
 
 
+def find_own_hydra() -> bool:
+    """Return whether ranks have the MPICH of this environment, with its mpiexec. Not collective."""
+    program = Path(sys.executable).parent / "mpiexec.hydra"
+    return not _is_library_named() and program.exists() and _mpi_library() == "mpich"
+
+
 def find_step_launcher(mpi: str, *, library: str | None = None) -> StepLauncher:
     """Return what starts ranks inside an allocation of Slurm.
 

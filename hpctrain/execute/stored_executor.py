@@ -28,7 +28,8 @@ def stored_executor(
     spec_digest
         That of what was submitted; None if an older hpctrain has submitted it.
     fork_server
-        Name of one that another process has started; empty without one.
+        Name of one that another process has started, or the ticket of the step of a slot, which has
+        one; empty without either.
 
     Raises
     ------
@@ -71,6 +72,11 @@ def open_executor(
 
         pin_sources(run_spec.sources)
     run_config, plan, resume_from = spec.unpack(run_spec.executor)
+    slot_step = None
+    if plan.is_slice and fork_server:
+        from hpctrain.execute.slot_step import SlotStep
+
+        slot_step = SlotStep(fork_server, run_spec.settings)
     return Executor(
         paths=paths,
         plan=plan,
@@ -79,5 +85,6 @@ def open_executor(
         resume_from=resume_from,
         fork_server=fork_server_for(plan, run_spec.settings, offered=fork_server),
         first_steps=first_steps,
+        slot_step=slot_step,
         signals=signals,
     )

@@ -42,6 +42,7 @@ from hpctrain.worker.leftovers import unlink_mapped_segments
 if TYPE_CHECKING:
     from hpctrain.execute.node_environment import Brought, NodeEnvironment
     from hpctrain.execute.rank_container import RankContainer
+    from hpctrain.execute.slot_step import SlotStep
 
 _POLL_S = 0.1
 _LOOK_AGAIN_S = 0.01
@@ -233,9 +234,13 @@ class WorkerGroup(CallsFunctions):
                 self._step, self._begun = self._begun, None
             else:
                 library = None if self._container is None else self._check(self._container)
-                launcher = self._agents.mpiexec or find_step_launcher(self._mpi, library=library)
-                self._refuse_shared_gpus(launcher)
-                self._start_step(launcher, self._agents.socket, local=False)
+                if (slot := self._agents.slot_step) is not None:
+                    self._start_step(slot.launcher(), self._agents.socket, local=True, slot=slot)
+                else:
+                    launcher = self._agents.mpiexec
+                    launcher = launcher or find_step_launcher(self._mpi, library=library)
+                    self._refuse_shared_gpus(launcher)
+                    self._start_step(launcher, self._agents.socket, local=False)
             assert self._step is not None
             rendezvous = Rendezvous(
                 self.poll,
@@ -257,10 +262,12 @@ class WorkerGroup(CallsFunctions):
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
                 self._is_watched = True
-        except BaseException:
+        except BaseException as error:
             named = (*self.placement.nodes, *self._idle_nodes)
             self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
             self.shutdown(patience_s=0)
+            if self._agents is not None and isinstance(error, LaunchError):
+                self._agents.give_slot_step_up(str(error))
             raise
 
     def _bring(self, environment: NodeEnvironment) -> None:
@@ -477,7 +484,9 @@ class WorkerGroup(CallsFunctions):
                 f"srun --mpi=list, or SlurmConfig(mpi=...) with one of these."
             )
 
-    def _start_step(self, launcher: StepLauncher, name: str, *, local: bool) -> None:
+    def _start_step(
+        self, launcher: StepLauncher, name: str, *, local: bool, slot: SlotStep | None = None
+    ) -> None:
         self._step = start_ranks(
             launcher,
             self.placement,
@@ -494,6 +503,7 @@ class WorkerGroup(CallsFunctions):
             container=self._container,
             node_environment=self._node_environment,
             fork_server=self._fork_server,
+            slot=slot,
         )
 
     def _receive(self, timeout_s: float) -> None:

@@ -47,6 +47,7 @@ _BESIDE_OTHERS = ("--overlap", _EXPORT)
 # Each step has CPUs of its own, and srun waits for them while another step is still ending. Steps
 # that overlap are all bound to the first CPUs of a node.
 _OWN_CPUS = ("--exact", _EXPORT)
+AGENT_MODULE = "hpctrain.execute.agent"
 
 
 def worker_argv(
@@ -88,7 +89,7 @@ def validation_argv(
 def agent_argv(
     python: str,
     *,
-    cwd: str,
+    cwd: str | None,
     attempt: int,
     socket: str,
     secret: str,
@@ -104,7 +105,7 @@ def agent_argv(
     Parameters
     ----------
     cwd
-        The working directory of the run, which every node must see.
+        The working directory of the run, which every node must see. None does not look.
     lease_s
         For an agent with a lease on the executor, which continues the run when the executor's node
         is lost: seconds after which the lease lapses.
@@ -115,9 +116,43 @@ def agent_argv(
     """
     lease = [] if lease_s is None else [f"--lease={lease_s:g}"]
     named = [f"--hosts={','.join(hosts)}"] if hosts else []
-    agent = [python, "-m", "hpctrain.execute.agent", str(attempt), socket, secret]
+    agent = [python, "-m", AGENT_MODULE, str(attempt), socket, secret]
     relays = ["--tree"] if in_tree else []
-    return checked_argv([*agent, *lease, *named, *relays, *addresses], cwd=cwd)
+    argv = [*agent, *lease, *named, *relays, *addresses]
+    return argv if cwd is None else checked_argv(argv, cwd=cwd)
+
+
+def slot_step_argv(
+    placement: Placement, command: Sequence[str], *, srun_args: Sequence[str]
+) -> list[str]:
+    """Return the command that starts the step of a slot, in which runs begin one after another.
+
+    Not collective.
+
+    Parameters
+    ----------
+    placement
+        How the workers of a run in the slot lie on its one node.
+    command
+        What runs there as long as the slot is kept.
+    srun_args
+        As of the step of a run's ranks.
+    """
+    return [
+        "srun",
+        # MPI starts inside it, by mpiexec.
+        "--mpi=none",
+        "--nodes=1",
+        f"--nodelist={placement.nodes[0]}",
+        "--ntasks=1",
+        "--ntasks-per-node=1",
+        _IN_BLOCKS,
+        *_OWN_CPUS,
+        f"--cpus-per-task={placement.num_workers * placement.cpus_per_task}",
+        "--kill-on-bad-exit=1",
+        *srun_args,
+        *command,
+    ]
 
 
 def worker_step_argv(

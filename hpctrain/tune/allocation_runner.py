@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hpctrain import environ
+from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.usable_nodes import UsableNodes
 from hpctrain.launch.cancel import end_executor, record_end
 from hpctrain.launch.life import job_is_alive
+from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.rundir.history import FailureKind
@@ -26,6 +29,7 @@ from hpctrain.slurm.nodes import SlurmNodes
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.node_slots import need_on_nodes
 from hpctrain.tune.runner import End, Look
+from hpctrain.tune.slot_steps import SlotSteps
 from hpctrain.tune.slots import Need
 from hpctrain.tune.trial import Trial
 
@@ -40,6 +44,19 @@ class AllocationRunner(LocalRunner):
     """
 
     launcher = "allocation"
+
+    def __init__(
+        self,
+        make_trainer: Callable[[str, Mapping[str, Any]], BaseTrainer],
+        run_of: Callable[[str], Path],
+    ) -> None:
+        super().__init__(make_trainer, run_of)
+        self._slot_steps = SlotSteps()
+
+    def close(self) -> None:
+        """Start no more trials. Not collective. Those that were begun go on."""
+        super().close()
+        self._slot_steps.close()
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need, and on how many nodes. Not collective."""
@@ -71,6 +88,7 @@ class AllocationRunner(LocalRunner):
         look = super().look(trial)
         if look.end is None:
             return look
+        self._slot_steps.give_back(trial.trial_id, is_clean=not look.end.failed)
         end = self._explain_end(trial, look.end)
         self._watch(trial).note_end(end)
         return replace(look, end=end)
@@ -91,6 +109,9 @@ class AllocationRunner(LocalRunner):
             lost = {**lost, **_test_nodes(trial.slot.nodes)}
         is_cut_off = has_job_ended or ((end.failed or end.was_stopped) and bool(lost))
         return replace(end, is_cut_off=is_cut_off, lost_nodes=lost)
+
+    def _offer(self, trial: Trial, submission: Submission, variables: Mapping[str, str]) -> str:
+        return self._slot_steps.take(trial.trial_id, submission, nodes=trial.slot.nodes)
 
     def _share_of(self, trial: Trial, scaling: ScalingConfig) -> Mapping[str, AllocatedNode] | None:
         need = need_on_nodes(scaling)

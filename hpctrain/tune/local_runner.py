@@ -315,9 +315,13 @@ class LocalRunner:
             variables=variables,
             template=self._template,
             pipe=pipe,
-            fork_server=self._rank_templates.offer(submission, variables),
+            fork_server=self._offer(trial, submission, variables),
         )
         submit_prepared(submission, slot=slot, policy="auto")
+
+    def _offer(self, trial: Trial, submission: Submission, variables: Mapping[str, str]) -> str:
+        """Return by what the ranks of a trial begin without imports; empty without that."""
+        return self._rank_templates.offer(submission, variables)
 
     def _let_go(self, trial: Trial) -> None:
         """Close the pipe to the executor of a trial, if there is one."""

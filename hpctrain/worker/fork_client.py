@@ -7,7 +7,8 @@ rank ends. Where there is no server, or it refuses, it becomes the rank itself b
 NAME is that of the server's socket, SECONDS how long its imports may take, and RANK the command of
 an ordinary rank. On one machine the executor has started the server. In a step of Slurm, where
 ASKED is what the server is to import, the first rank of each node starts one, inside the step, and
-the others wait up to PATIENCE seconds for it.
+the others wait up to PATIENCE seconds for it. In the step of a slot (`hpctrain.execute.slot_host`)
+ASKED is ``slot``, the server is there, and signals are blocked that are not for the launcher.
 
 It runs once a rank before anything is shared, so it is a file of its own, started with ``python -I
 -S``, and imports nothing but modules written in C, and `os`.
@@ -47,11 +48,16 @@ _OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", 
 _NOT_FORKED = "HPCTRAIN_NOT_FORKED"
 # As in hpctrain.execute.fork_server.
 _PADDING = 2048
+# as in hpctrain.execute.rank_forks.
+_IN_SLOT = "slot"
 
 
 def main(argv: list[str]) -> None:
     """Become the proxy of a rank that was forked, or the rank itself. Not collective."""
     name, seconds, patience, asked, *command = argv
+    if asked == _IN_SLOT:
+        asked = ""
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _signal.valid_signals())
     if asked:
         answer = _ask_in_step(name, float(seconds), float(patience), asked, command[0])
     else:

@@ -10,6 +10,7 @@ from hpctrain.plan.argv import (
     agent_step_argv,
     host_agents_argv,
     slice_srun_args,
+    slot_step_argv,
     worker_argv,
     worker_step_argv,
 )
@@ -103,6 +104,18 @@ def test_ranks_of_a_slice_share_no_cpus_memory_or_gpus(
 def test_agents_of_a_slice_take_no_memory_from_other_runs(golden):
     argv = agent_step_argv(CHOSEN, ["agent"], is_slice=True)
     golden("argv/agents-of-a-slice.txt", lines(argv))
+
+
+def test_the_step_of_a_slot_has_what_all_ranks_of_a_trial_have():
+    placement = replace(
+        CHOSEN, nodes=("gpu1",), tasks_per_node=(2,), cpus_per_task=3, gpus_per_task=1
+    )
+    argv = slot_step_argv(placement, ["host"], srun_args=slice_srun_args(placement))
+    assert argv == [
+        *("srun", "--mpi=none", "--nodes=1", "--nodelist=gpu1", "--ntasks=1"),
+        *("--ntasks-per-node=1", "--distribution=block", "--exact", "--export=ALL"),
+        *("--cpus-per-task=6", "--kill-on-bad-exit=1", "--mem=0", "--gres=gpu:2", "host"),
+    ]
 
 
 UNEQUAL = replace(CHOSEN, tasks_per_node=(3, 1))

@@ -1,0 +1,217 @@
+"""`SlotSteps`: steps of the job in which the trials of a slot begin, one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+
+from hpctrain import environ, timeouts
+from hpctrain.execute.slot_host import MODULE, PADDING, digest_variables
+from hpctrain.execute.slot_step import make_ticket
+from hpctrain.execute.step_launcher import find_own_hydra
+from hpctrain.launch.request import Submission
+from hpctrain.log import log_once
+from hpctrain.own_time import Deadline
+from hpctrain.plan.argv import (
+    GPU_VARIABLES,
+    MEMORY_VARIABLES,
+    STEP_VARIABLES,
+    slice_srun_args,
+    slot_step_argv,
+)
+from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.slurm.steps import end_marked_steps
+from hpctrain.worker.threads import explain_binding
+
+_LAST_BYTES = 4096
+_MOST_UNUSED = 3
+
+
+class SlotSteps:
+    """A step for each slot of one node that a trial has, kept for a later trial that fits.
+
+    Each ends once another need, a trial on several nodes or the end of the sweep wants its place,
+    and after a trial that has failed: it begins anew for the next one. With this process it ends as
+    soon as no trial is in it.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[_Step] = []
+        self._ending: list[_Step] = []
+        self._num_unused = 0
+
+    def take(self, trial: str, submission: Submission, *, nodes: Collection[str]) -> str:
+        """Return the ticket of the step in which a trial is to begin; empty without one.
+
+        Not collective. It is not waited for.
+
+        Parameters
+        ----------
+        trial
+            Its name.
+        submission
+            The trial.
+        nodes
+            Those that it is on.
+        """
+        self.give_back(trial, is_clean=False)
+        self._ending = [step for step in self._ending if not step.has_ended]
+        plan = submission.plan
+        reason = _why_not(plan)
+        if self._num_unused >= _MOST_UNUSED:
+            reason = reason or f"{self._num_unused} in a row could not begin in that of their slot"
+        shape = tuple(slot_step_argv(plan.placement, (), srun_args=plan.srun_args))
+        fits = [
+            step for step in self._steps if not step.trial and step.argv == shape and not reason
+        ]
+        step = next((step for step in reversed(fits) if not self._has_ended(step)), None)
+        if step is None:
+            others = [s for s in self._steps if not s.trial and s.node in nodes and s not in fits]
+            self._end(others)
+            if reason:
+                if environ.wants_fork_server():
+                    log_once(f"trials begin with steps of their own: {reason}")
+                return ""
+            step = _Step(shape, node=plan.placement.nodes[0])
+            self._steps.append(step)
+        step.trial = trial
+        return step.ticket
+
+    def give_back(self, trial: str, *, is_clean: bool) -> None:
+        """Keep the step of a trial that has ended for another one, if it had one.
+
+        Not collective.
+
+        Parameters
+        ----------
+        trial
+            Its name.
+        is_clean
+            Whether it has ended as it was to: otherwise nothing is kept.
+        """
+        for step in [step for step in self._steps if step.trial == trial]:
+            step.trial = ""
+            if is_clean:
+                # An executor that cannot use it has ended it.
+                self._num_unused = self._num_unused + 1 if step.has_ended else 0
+            else:
+                step.let_go()
+                self._steps.remove(step)
+                self._ending.append(step)
+
+    def close(self) -> None:
+        """End the steps. Not collective. One in which a trial still runs ends with that."""
+        for step in self._steps:
+            step.let_go()
+        # On a node that is lost none ends by itself.
+        self._end([*self._ending, *(step for step in self._steps if not step.trial)])
+        self._steps.clear()
+
+    def _has_ended(self, step: _Step) -> bool:
+        if not step.has_ended:
+            return False
+        log_once(f"a step of a slot on {step.node} has ended, and begins anew{step.last_words()}")
+        self._steps.remove(step)
+        step.let_go()
+        return True
+
+    def _end(self, steps: Collection[_Step]) -> None:
+        for step in steps:
+            step.let_go()
+        deadline = Deadline(timeouts.SLOT_STEP_END_S)
+        for step in steps:
+            step.end(deadline.left_s)
+            with suppress(ValueError):
+                self._steps.remove(step)
+
+
+class _Step:
+    """A step of `hpctrain.execute.slot_host`."""
+
+    def __init__(self, argv: tuple[str, ...], *, node: str) -> None:
+        self.argv, self.node = argv, node
+        self.trial = ""
+        """Which trial is in it; empty if it is free."""
+        self._mark = secrets.token_hex(8)
+        variables = environ.without_export_variables(environ.environment())
+        variables = environ.without_launcher_variables(variables)
+        for name in (*STEP_VARIABLES, *GPU_VARIABLES, *MEMORY_VARIABLES):
+            variables.pop(name, None)
+        variables[environ.STEP_MARK] = self._mark
+        # Executors read there how it is reached; nothing is left of it with srun.
+        printed = [os.memfd_create(f"hpctrain-slot-{stream}") for stream in ("stdout", "stderr")]
+        self._errors = printed[1]
+        try:
+            self._process = subprocess.Popen(
+                [*argv, sys.executable, "-m", MODULE, PADDING],
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=printed[0],
+                stderr=printed[1],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(printed[1])
+            raise
+        finally:
+            os.close(printed[0])
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
+        with suppress(OSError):
+            self._stdin.write(json.dumps(digest_variables(variables)).encode() + b"\n")
+            self._stdin.flush()
+        self.ticket = make_ticket(self._process.pid, self._mark)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
+
+    def let_go(self) -> None:
+        """Let it end once no trial is in it."""
+        if not self._stdin.closed:
+            with suppress(OSError):
+                self._stdin.close()
+            # Nothing else collects its exit status.
+            threading.Thread(target=self._process.wait, daemon=True).start()
+
+    def end(self, timeout_s: float) -> None:
+        """Wait for its end, and cancel it if it does not end by itself in time."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(timeout_s, 0.0))
+            return
+        if (job_id := environ.variable("SLURM_JOB_ID")) is not None:
+            end_marked_steps(job_id, self._mark, timeout_s=timeouts.SLOT_STEP_END_S)
+
+    def last_words(self) -> str:
+        """Return the last line that srun has printed, for the end of a sentence."""
+        size = os.fstat(self._errors).st_size
+        text = os.pread(self._errors, _LAST_BYTES, max(0, size - _LAST_BYTES))
+        last = text.decode(errors="replace").strip().splitlines()[-1:]
+        return f": {last[0]}" if last else ""
+
+
+def _why_not(plan: LaunchPlan) -> str:
+    """Return why a trial cannot begin in the step of a slot; empty if it can."""
+    placement = plan.placement
+    if not environ.wants_fork_server():
+        return "each rank imports for itself"
+    if placement.num_nodes > 1:
+        return "a trial is on several nodes"
+    if plan.container is not None:
+        return "their ranks are in a container"
+    if plan.environment_pack is not None:
+        return "their ranks are in a packed environment"
+    if plan.srun_args != slice_srun_args(placement):
+        return f"they have options of srun ({' '.join(plan.srun_args)})"
+    if plan.mpi not in ("auto", "wheel") or not find_own_hydra():
+        return "their MPI is not that of Python's environment here, with its mpiexec"
+    if placement.num_workers > 1:
+        return explain_binding({**environ.environment(), **plan.environment})
+    return ""
