@@ -6,7 +6,7 @@ environment of its own.
 ``python benchmarks/sweep.py 64 --nodes 4``: a sweep of trials of 2 to 20 seconds on so many virtual
 nodes. How much of the slots was taken while trials waited, and how much by ranks that trained; and
 the seconds from the end of a trial to the first step of the next one in its slot, against those of
-a run that begins in an empty allocation.
+a run that begins in an empty allocation. With ``--torch`` a trial has a node, four ranks and torch.
 """
 
 from __future__ import annotations
@@ -65,22 +65,26 @@ _ON_NODES = """
 import sys
 import time
 import hpctrain
-from hpctrain import DataParallelTrainer, RunConfig, tune
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig, tune
+def trainer(**options):
+    if "torch" not in sys.argv:
+        return DataParallelTrainer(train, **options)
+    from hpctrain.torch import TorchTrainer
+    scaling = ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=1))
+    return TorchTrainer(train, scaling_config=scaling, **options)
 def train(config):
     hpctrain.report({"step": 0})
     time.sleep(config["seconds"])
     hpctrain.report({"step": 1})
 if __name__ == "__main__":
-    trials, storage, shortest, longest = int(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
+    trials, storage, shortest, longest = int(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:5])
     alone = RunConfig(storage_path=storage, name="alone", verbose=0)
     begun = time.time()
-    result = DataParallelTrainer(
-        train, train_loop_config={"seconds": 0.0}, run_config=alone
-    ).fit()
+    result = trainer(train_loop_config={"seconds": 0.0}, run_config=alone).fit()
     print(begun)
     results = tune.Tuner(
-        train,
-        param_space={"seconds": tune.uniform(shortest, longest)},
+        trainer(),
+        param_space={"train_loop_config": {"seconds": tune.uniform(shortest, longest)}},
         tune_config=tune.TuneConfig(num_samples=trials, seed=0),
         run_config=RunConfig(storage_path=storage, name="sweep", verbose=0),
     ).fit()
@@ -104,7 +108,9 @@ def measure(python: str, script: str, trials: int) -> float:
         return time.perf_counter() - begun
 
 
-def measure_on_nodes(trials: int, num_nodes: int, seconds: tuple[float, float]) -> None:
+def measure_on_nodes(
+    trials: int, num_nodes: int, seconds: tuple[float, float], *, with_torch: bool
+) -> None:
     """Print how busy the slots of virtual nodes are, and how soon a slot is used again."""
     spec = ClusterSpec(num_nodes=num_nodes, cpus_per_node=_CPUS_PER_NODE, mode=best_mode())
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
@@ -117,6 +123,7 @@ def measure_on_nodes(trials: int, num_nodes: int, seconds: tuple[float, float]) 
                 str(trials),
                 f"{place}/runs",
                 *map(str, seconds),
+                *(["torch"] if with_torch else []),
             ]
             done = subprocess.run(
                 [
@@ -132,14 +139,17 @@ def measure_on_nodes(trials: int, num_nodes: int, seconds: tuple[float, float]) 
             raise SystemExit(printed)
         runs = Path(place, "runs")
         cold = _first_step(runs / "alone") - float(printed.split()[-1])
-        _print_use(list(_read(runs / "sweep" / "tune.jsonl")), runs / "sweep", cold)
+        events = list(_read(runs / "sweep" / "tune.jsonl"))
+        _print_use(events, runs / "sweep", cold, slots_per_node=1 if with_torch else _CPUS_PER_NODE)
 
 
-def _print_use(events: list[Mapping[str, Any]], sweep: Path, cold_s: float) -> None:
+def _print_use(
+    events: list[Mapping[str, Any]], sweep: Path, cold_s: float, *, slots_per_node: int
+) -> None:
     begun = {e["trial"]: e for e in events if e["event"] == "trial-started"}
     ended = {e["trial"]: e["time"] for e in events if e["event"] == "trial-ended"}
     first = {name: _first_step(sweep / name) for name in begun}
-    slots = _CPUS_PER_NODE * len({node for event in begun.values() for node in event["nodes"]})
+    slots = slots_per_node * len({node for event in begun.values() for node in event["nodes"]})
     start, last = min(e["time"] for e in begun.values()), max(e["time"] for e in begun.values())
     for what, of in (("taken", {n: e["time"] for n, e in begun.items()}), ("training", first)):
         busy = sum(max(0.0, min(ended[name], last) - of[name]) for name in begun)
@@ -172,10 +182,12 @@ def main() -> None:
     parser.add_argument("trials", type=int, nargs="?", default=200)
     parser.add_argument("--ray", help="a Python that has Ray")
     parser.add_argument("--nodes", type=int, help="virtual nodes for a sweep in an allocation")
+    parser.add_argument("--torch", action="store_true", help="trials with four ranks and torch")
     parser.add_argument("--seconds", type=float, nargs=2, default=(2.0, 20.0), help="of a trial")
     arguments = parser.parse_args()
     if arguments.nodes:
-        measure_on_nodes(arguments.trials, arguments.nodes, tuple(arguments.seconds))
+        seconds = tuple(arguments.seconds)
+        measure_on_nodes(arguments.trials, arguments.nodes, seconds, with_torch=arguments.torch)
         return
     arms = {"hpctrain": (sys.executable, _OURS)}
     if arguments.ray:
