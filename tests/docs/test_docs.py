@@ -357,8 +357,9 @@ def test_the_citation_is_of_this_version() -> None:
     assert f'license = "{license_name}"' in (CHECKOUT / "pyproject.toml").read_text()
 
 
-def test_where_to_look_names_files_and_names_that_are_there() -> None:
-    page = (CHECKOUT / "docs" / "design" / "where-to-look.rst").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["where-to-look", "architecture"])
+def test_pages_of_the_design_name_files_and_names_that_are_there(name: str) -> None:
+    page = (CHECKOUT / "docs" / "design" / f"{name}.rst").read_text(encoding="utf-8")
     package = CHECKOUT / "hpctrain"
     for question in re.split(r"\n\n(?=\S)", page):
         files = re.findall(r"``(?:hpctrain/)?([a-z_/]+\.py)``", question)
@@ -367,4 +368,4 @@ def test_where_to_look_names_files_and_names_that_are_there() -> None:
             named = re.findall(r"``([A-Za-z_]+(?:\.[a-z_]+)?)``", question)
             names = [part for name in named for part in name.split(".")]
             missing = {name for name in names if not re.search(rf"\b{name}\b", sources)}
-            assert not missing - {"status", "json", "hpctrain", "py"}, question
+            assert not missing - {"status", "json", "hpctrain", "py", "spec", "pkl"}, question

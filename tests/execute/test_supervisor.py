@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -206,7 +207,7 @@ def test_what_the_next_executor_needs_is_imported_while_this_one_runs(
 ):
     imported = tmp_path / "imported"
     monkeypatch.setattr(supervisor, "_CALM_S", 0.0)
-    monkeypatch.setattr(supervisor.importlib, "import_module", imported.write_text)
+    monkeypatch.setattr(importlib, "import_module", imported.write_text)
 
     def act(number: int) -> int:
         wait_until(imported.exists, "the import", timeout_s=60.0)
