@@ -16,11 +16,10 @@ from typing import Any
 
 
 def seed_generators(*words: int) -> None:
-    """Seed the generators that Python, NumPy and torch (on the CPU) have by default.
+    """Seed the generators that Python, NumPy and torch have by default.
 
     Not collective. A module that is imported later is seeded by its import, so seeds that the user
-    sets, also where a module of theirs is imported, come after this one and count. CUDA's
-    generators have the same seed in every process.
+    sets, also where a module of theirs is imported, come after this one and count.
 
     Parameters
     ----------
@@ -51,8 +50,10 @@ def _seed_numpy(module: Any, seed: int) -> None:
 
 
 def _seed_torch(module: Any, seed: int) -> None:
-    # torch.manual_seed() would seed GPUs as well, once they are used.
     module.default_generator.manual_seed(seed)
+    if module.backends.cuda.is_built():
+        # Nothing is opened: torch does it when the first GPU is used.
+        module.cuda.manual_seed_all(seed)
 
 
 _SEEDED: dict[str, Callable[[Any, int], None]] = {

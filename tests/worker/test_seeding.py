@@ -43,7 +43,20 @@ def test_seeds_of_the_user_come_later_and_count(tmp_path: Path) -> None:
     assert drawn(1, after=after) == drawn(2, after=after)
 
 
-def test_torch_is_seeded_on_the_cpu_alone() -> None:
+def test_gpus_are_seeded_once_they_are_used_and_not_opened_before() -> None:
+    pytest.importorskip("torch")
+    # A torch without GPUs keeps what is to be done at the first use of one, too.
+    code = (
+        "import torch\nfrom hpctrain.worker.seeding import mix, seed_generators\n"
+        "torch.backends.cuda.is_built = lambda: True\n"
+        "asked = []\ntorch.cuda.manual_seed_all = asked.append\n"
+        "seed_generators(5, 1)\nassert asked == [mix(5, 1)]\n"
+        "assert not torch.cuda.is_initialized()\n"
+    )
+    run_python("-c", code)
+
+
+def test_torch_is_seeded_before_and_after_its_import_alike() -> None:
     pytest.importorskip("torch")
     code = (
         "from hpctrain.worker.seeding import mix, seed_generators\n"
