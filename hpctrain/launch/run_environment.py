@@ -44,7 +44,7 @@ _OF_A_PROCESS = re.compile(
 _OF_AN_IMPORT = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 # Where a package lies, as modules of a site say it; nothing is computed otherwise by it.
 _PLACE = re.compile(r"_(HOME|ROOT|DIR|PATH|PREFIX|LIB|LIBS|LIBRARY|INCLUDE|VERSION|BASE)$")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|APIKEY|_KEY$|_AUTH", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
 
 
 def select_variables(variables: Mapping[str, str], *, in_rank: bool = False) -> dict[str, str]:
