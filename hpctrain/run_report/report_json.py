@@ -46,6 +46,7 @@ def run_to_json(run: RunFacts) -> dict[str, Any]:
                 "seconds": each.seconds,
                 "unseen_seconds": each.unseen_s,
                 "attempt": each.attempt,
+                "of_rank_0": each.is_of_rank_0,
                 "most_seconds": None if each.most is None else each.most[0],
                 "most_rank": None if each.most is None else each.most[1],
                 "least_seconds": None if each.least is None else each.least[0],

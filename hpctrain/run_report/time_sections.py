@@ -184,7 +184,7 @@ def _checkpoint_time(run: RunFacts) -> str:
     known = [saved.took_s for saved in run.checkpoints if saved.took_s is not None]
     took = f"from report() to the commit, {len(known)} took {format_span(sum(known))} in all"
     if any(each.part is Part.CHECKPOINT and each.seconds for each in run.efficiency.parts):
-        of_loop = "of that, what held the training up is above; in the rest it went on"
+        of_loop = "what held the training up, saving before report() included, is above"
         return f"{took}; {of_loop}" if known else "how long the commits took is not known"
     return (
         "part of the training: the files do not tell whether the ranks waited for a checkpoint "

@@ -41,8 +41,8 @@ class Wait:
 
     share: float
     """Mean of the ranks."""
-    most: RankShare
-    least: RankShare
+    most: RankShare | None
+    least: RankShare | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,8 @@ class TrainingPart:
     """As `most`, of the rank with the least."""
     attempt: int | None = None
     """The attempt in which it took most."""
+    is_of_rank_0: bool = False
+    """Whether, of an attempt at least, it is that of rank 0 and not the mean of the ranks."""
 
 
 def read_waits(
@@ -133,6 +135,7 @@ def _add(
     part: Part, trained: Mapping[int, float], waits: Mapping[int, AttemptWaits]
 ) -> TrainingPart:
     seconds: list[float] = []
+    is_of_rank_0 = False
     unseen, longest = 0.0, 0.0
     found = TrainingPart(part=part, seconds=None)
     for attempt, length in trained.items():
@@ -141,6 +144,7 @@ def _add(
             unseen += length
             continue
         wait = known[part]
+        is_of_rank_0 = is_of_rank_0 or waits[attempt].is_of_rank_0
         if part is Part.COLLECTIVE and waits[attempt].lacks_collectives:
             unseen += length
         # Clocks differ a little, and a sample is no sum.
@@ -148,12 +152,15 @@ def _add(
         seconds.append(wait.share * fits * length)
         if seconds[-1] >= longest:
             longest = seconds[-1]
-            ranks = waits[attempt].is_of_rank_0 or wait.most.rank == wait.least.rank
+            most, least = wait.most, wait.least
+            if waits[attempt].is_of_rank_0 or not most or not least or most.rank == least.rank:
+                found = TrainingPart(part=part, seconds=None, attempt=attempt)
+                continue
             found = TrainingPart(
                 part=part,
                 seconds=None,
-                most=None if ranks else (wait.most.share * length, wait.most.rank),
-                least=None if ranks else (wait.least.share * length, wait.least.rank),
+                most=(most.share * fits * length, most.rank),
+                least=(least.share * fits * length, least.rank),
                 attempt=attempt,
             )
     return TrainingPart(
@@ -163,6 +170,7 @@ def _add(
         most=found.most,
         least=found.least,
         attempt=found.attempt,
+        is_of_rank_0=is_of_rank_0,
     )
 
 
@@ -180,18 +188,25 @@ def _of_ledger(content: Mapping[str, Any], *, has_gpus: bool) -> AttemptWaits | 
     is_alone = content.get("ranks") == 1
     if steps is not None:
         # Those of torch, and hpctrain's own, which are not in the last collective of a step.
-        found[Part.COLLECTIVE] = steps if own is None else _sum(own, steps)
-    elif own is not None and (own.most.share > 0 or is_alone):
+        found[Part.COLLECTIVE] = steps if own is None or not own.share else _sum(own, steps)
+    elif own is not None and (own.share > 0 or is_alone):
         found[Part.COLLECTIVE] = own
     return AttemptWaits(waits=found, lacks_collectives=steps is None and not is_alone)
 
 
 def _sum(one: Wait, other: Wait) -> Wait:
-    def shares(way: str) -> RankShare:
-        a, b = getattr(one, way), getattr(other, way)
-        return RankShare(share=a.share + b.share, rank=max(a, b, key=lambda each: each.share).rank)
+    """Add two kinds of waits, of each of which it is known who had the most and the least.
 
-    return Wait(share=one.share + other.share, most=shares("most"), least=other.least)
+    Where that is not the same rank, nobody knows who has the most of both.
+    """
+
+    def add(a: RankShare | None, b: RankShare | None) -> RankShare | None:
+        if a is None or b is None or a.rank != b.rank:
+            return None
+        return RankShare(share=a.share + b.share, rank=a.rank)
+
+    most, least = add(one.most, other.most), add(one.least, other.least)
+    return Wait(share=one.share + other.share, most=most, least=least)
 
 
 def _wait(content: Any, seconds: float) -> Wait | None:

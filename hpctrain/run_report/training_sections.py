@@ -54,7 +54,7 @@ def describe_part(each: TrainingPart) -> str:
         return f"not seen, and part of compute: {WHY_UNSEEN[each.part]}"
     text = MEANINGS[each.part]
     if each.part is not Part.COMPUTE:
-        text += "; mean of the ranks"
+        text += "; of rank 0 alone, in part" if each.is_of_rank_0 else "; mean of the ranks"
     if each.most is not None and each.least is not None:
         (most, who), (least, other) = each.most, each.least
         text += (

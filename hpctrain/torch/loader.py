@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from hpctrain.errors import ConfigError
-from hpctrain.loop_time import timed
+from hpctrain.loop_time import DATA, timed, waiting
 from hpctrain.torch.order import SharedOrder
 from hpctrain.world import World
 
@@ -219,7 +219,9 @@ class PreparedLoader(DataLoader[Any]):
             for share in shares:
                 share.take_back()
         self._is_look = False
-        batches: Iterator[Any] = iter(self._base)
+        # It starts the processes of workers.
+        with waiting(DATA):
+            batches: Iterator[Any] = iter(self._base)
         if self._device is not None and self._prefetch:
             batches = _prefetched(batches, self._device)
         elif self._device is not None:

@@ -98,6 +98,29 @@ def test_with_gpus_the_calls_of_collectives_say_nothing() -> None:
     assert (only_own.seconds, only_own.unseen_s) == (2.0, 20.0)
 
 
+def test_shares_that_are_too_large_are_made_smaller_for_all_ranks_alike() -> None:
+    steps = amounts(0.6, (0.8, 1), (0.4, 0))
+    event = ended(1, ranks=2, seconds=10.0, data=amounts(7.0, (8.0, 0), (6.0, 1)), steps=steps)
+    found = split(event)
+    for part in (Part.DATA, Part.COLLECTIVE):
+        each = found[part]
+        assert each.seconds is not None
+        assert each.most is not None
+        assert each.least is not None
+        assert each.least[0] < each.seconds < each.most[0]
+
+
+def test_the_most_of_two_ranks_is_that_of_none() -> None:
+    own = amounts(2.0, (3.0, 0), (1.0, 1))
+    steps = amounts(0.2, (0.4, 1), (0.1, 0))
+    found = split(ended(1, ranks=2, seconds=10.0, collective=own, steps=steps))[Part.COLLECTIVE]
+    assert (found.seconds, found.most, found.least) == (8.0, None, None)
+    same = amounts(0.2, (0.4, 0), (0.1, 1))
+    found = split(ended(1, ranks=2, seconds=10.0, collective=own, steps=same))[Part.COLLECTIVE]
+    assert found.most == (pytest.approx(14.0), 0)
+    assert found.least == (pytest.approx(4.0), 1)
+
+
 def test_without_the_end_in_the_ledger_the_reports_of_rank_0_tell_its_own() -> None:
     lines = [
         line(1, 1, 5.0, [0, 0, 0]),
@@ -112,6 +135,7 @@ def test_without_the_end_in_the_ledger_the_reports_of_rank_0_tell_its_own() -> N
     assert found[Part.DATA].seconds == pytest.approx(1.0)
     assert found[Part.DATA].unseen_s == 10.0
     assert found[Part.DATA].most is None
+    assert found[Part.DATA].is_of_rank_0
     assert found[Part.CHECKPOINT].seconds == pytest.approx(2.5)
     assert found[Part.COLLECTIVE].seconds is None
 
