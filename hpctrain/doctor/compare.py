@@ -194,7 +194,10 @@ def _check_versions(reports: Sequence[Mapping[str, Any]], login: Mapping[str, An
 
 def _check_clocks(reports: Sequence[Mapping[str, Any]], login: Mapping[str, Any]) -> Finding:
     """Compare clocks; a report may be older than the time between two of them allows."""
-    skews = {report["host"]: report.get("skew_s", 0.0) for report in reports}
+    found = {report["host"]: report.get("skew_s", 0.0) for report in reports}
+    skews = {host: skew for host, skew in found.items() if skew is not None}
+    if unknown := [host for host in found if host not in skews]:
+        return remark("clocks", f"the clock of {', '.join(unknown)} did not answer")
     host = max(skews, key=lambda host: abs(skews[host]))
     if abs(skews[host]) > _MOST_SKEW_S:
         return warning(

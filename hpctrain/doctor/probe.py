@@ -135,7 +135,7 @@ def _probe_machines(settings: ProbeSettings) -> list[dict[str, Any]]:
         _print_of([*step, *module], timeout_s=limit_s, variables={ANSWERS: folder})
         machines = [json.loads(path.read_bytes()) for path in Path(folder).glob("*.json")]
     return [
-        {**machine, "skew_s": skews.get(machine["host"], 0.0)}
+        {**machine, "skew_s": skews.get(machine["host"])}
         for machine in sorted(machines, key=lambda machine: machine["host"])
     ]
 

@@ -305,7 +305,8 @@ def _check_answer(
     if login is not None and "seen_at" in answer and answer["time"] > answer["seen_at"]:
         # What was read before it was written: the clock there is ahead of the one here.
         for machine in machines:
-            machine["skew_s"] += answer["time"] - answer["seen_at"]
+            if machine["skew_s"] is not None:
+                machine["skew_s"] += answer["time"] - answer["seen_at"]
     hardware = {machine["host"]: machine["hardware"] for machine in machines}
     findings = check_machines(machines, login=login)
     if answer["no_launcher"]:

@@ -103,6 +103,19 @@ def test_a_good_request_is_checked_on_two_nodes_and_leaves_nothing(
     good = {"partition", "nodes", "storage", "versions", "clocks", "imports", "interfaces", "ports"}
     assert {check for check, seen in found.items() if seen == {"ok"}} >= good, told
     assert "ok" in found["MPI"]
+    launchers = [f["what"] for f in told["findings"] if f["check"] == "MPI"]
+    offered = subprocess.run(
+        ["srun", "--mpi=list"],
+        env={**os.environ, **virtual_slurm.environ},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    kinds = set((offered.stdout + offered.stderr).split()) & {"pmi2", "pmix", "cray_shasta"}
+    assert "pmi2" in kinds
+    for launcher in (*(f"srun --mpi={kind}:" for kind in kinds), "/mpiexec"):
+        assert any(launcher in said for said in launchers), launchers
     (ranks,) = [finding["ranks"] for finding in told["findings"] if "ranks" in finding]
     assert [rank["local_rank"] for rank in ranks] == [0, 1, 0, 1]
     assert len({rank["host"] for rank in ranks}) == 2
@@ -309,6 +322,39 @@ def test_a_submission_beyond_a_limit_of_its_association_warns_that_it_may_never_
         warned = [line for line in done.stderr.splitlines() if "it may never start" in line]
         assert len(warned) == 1, done.stderr
         assert "user 'root' in account 'hasty': 00:01:00 for a job at most" in warned[0]
+    finally:
+        strict.run_on("head", ["scancel", "--name=warned"])
+
+
+def test_a_run_that_never_starts_is_explained_with_the_field_to_change(
+    strict: VirtualCluster, shared: Path
+) -> None:
+    slurm = "time='5', account='hasty', qos='normal'"
+    (shared / "train.py").write_text(SUBMITTED.replace("SLURM", slurm))
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv,
+            cwd=shared,
+            env={**os.environ, **strict.environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    try:
+        assert run(sys.executable, "train.py").returncode == 0
+        said = ""
+
+        def never_starts() -> bool:
+            nonlocal said
+            done = run(*HPCTRAIN, "why", "warned", "--storage", "runs")
+            said = done.stdout + done.stderr
+            return done.returncode == 3
+
+        wait_until(never_starts, lambda: said, interval_s=0.5)
+        assert "AssocMaxWallDurationPerJobLimit" in said
+        assert "SlurmConfig(time=" in said
     finally:
         strict.run_on("head", ["scancel", "--name=warned"])
 

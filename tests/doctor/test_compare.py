@@ -121,6 +121,12 @@ def test_what_one_node_lacks_is_found_and_says_which_node(
     assert found[0].step
 
 
+def test_a_clock_that_did_not_answer_is_not_called_right():
+    silent = node("n2") | {"skew_s": None}
+    (found,) = bad(check_machines([node("n1"), silent], login=LOGIN))
+    assert (found.level, found.what) == (Level.NOTE, "the clock of n2 did not answer")
+
+
 def test_each_limit_that_is_too_low_is_named_with_all_its_nodes():
     nodes = [node(name) for name in ("n1", "n2", "n3")]
     for report in nodes[1:]:
