@@ -47,6 +47,7 @@ def test_a_shipped_profile_says_its_source_when_it_was_checked_and_how_sure_it_i
     if name == "generic":
         assert (site.grade, header["certainty"]) == ("", "none")
         return
+    assert re.search(r"; read by \d{4}-\d\d-\d\d$", header["source"])
     assert header["certainty"][0] == site.grade
     assert ("verify before" in header["certainty"]) == (site.grade == "C")
 
