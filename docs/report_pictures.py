@@ -1,6 +1,7 @@
 """Draw the pictures of ``docs/report.rst``: ``python docs/report_pictures.py``. It needs Chromium.
 
 The pages are those of a fabricated run and a fabricated sweep, so they are the same every time.
+Beside the pictures are digests of the pages that they were drawn of.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+from hashlib import sha256
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -16,7 +18,7 @@ sys.path.insert(0, str(DOCS.parent))
 PICTURES = DOCS / "report"
 WIDTH = 1000
 # Until the end of what is shown of each page.
-HEIGHTS = {"run": 2430, "sweep": 1560}
+HEIGHTS = {"run": 3100, "sweep": 1560}
 SCHEMES = ("light", "dark")
 HOME = "/home/ada"
 
@@ -31,7 +33,9 @@ def write_pages(folder: Path) -> dict[str, Path]:
     from tests.run_report.fabricated import write_run
     from tests.run_report.sweeps import BEGAN, make_trials, write_sweep
 
-    paths = write_run(folder / "gpt-small", num_restarts=3, num_nodes=4, steps=40, is_odd=False)
+    paths = write_run(
+        folder / "gpt-small", num_restarts=3, num_nodes=4, steps=40, is_odd=False, waits=True
+    )
     trials = make_trials(60)
     for trial in trials:
         trial["config"] = {
@@ -58,6 +62,8 @@ def draw(directory: Path) -> None:
     time.tzset()
     with tempfile.TemporaryDirectory() as folder:
         pages = write_pages(Path(folder))
+        digests = [f"{sha256(pages[name].read_bytes()).hexdigest()}  {name}\n" for name in pages]
+        (directory / "pages.sha256").write_text("".join(digests))
         browser = Chromium(Path(folder, "profile"))
         try:
             for name, page in pages.items():

@@ -16,8 +16,26 @@ ATTEMPTS_PER_JOB = 126
 STEP_S, START_S = 20, 30
 
 
+def make_waits(num_ranks: int, seconds: float) -> dict[str, Any]:
+    """Return what the executor notes of ranks that wait for data, checkpoints and each other."""
+    waits: dict[str, Any] = {"ranks": num_ranks, "seconds": seconds}
+    for part, share in (("data", 0.09), ("checkpoint", 0.04), ("collective", 0.02)):
+        waits[part] = {
+            "mean": share * seconds,
+            "most": [2 * share * seconds, num_ranks - 1],
+            "least": [share * seconds / 2, 0],
+        }
+    return waits
+
+
 def write_run(
-    root: Path, *, num_restarts: int, num_nodes: int, steps: int = 3, is_odd: bool = True
+    root: Path,
+    *,
+    num_restarts: int,
+    num_nodes: int,
+    steps: int = 3,
+    is_odd: bool = True,
+    waits: bool = False,
 ) -> RunPaths:
     """Write the files of a run that fails again and again, two steps after its last checkpoint.
 
@@ -27,6 +45,8 @@ def write_run(
         Reports of each attempt; the next one makes the last two again.
     is_odd
         Whether some metrics have long names, one value, or none that is finite.
+    waits
+        Whether it is known what ranks waited for.
     """
     root.mkdir(parents=True)
     nodes = [f"gpu{number:04d}" for number in range(num_nodes)]
@@ -84,6 +104,7 @@ def write_run(
             checkpoint=name,
             kind=None if attempt > num_restarts else "worker",
             cause="finished" if attempt > num_restarts else killed,
+            waits=make_waits(size, STEP_S * (steps - 1)) if waits else None,
         )
         if attempt <= num_restarts:
             again = f"{first + steps - 3:06d}" if steps > 2 else None
