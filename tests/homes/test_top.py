@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -108,6 +109,12 @@ def test_a_run_is_shown_in_the_queue_at_work_and_after_it_was_cancelled(
         assert all(use["memory_mib"] > 0 for use in status["node_use"])
         assert {rank["node"] for rank in status["slowest_ranks"]} == set(status["nodes"])
 
+        asked = ["--ranks", "0,3", "--seconds", "1", "--output", "trace.json.gz"]
+        login(*HPCTRAIN, "profile", "two-nodes", "--storage", "runs", *asked)
+        with gzip.open(tmp_path / "trace.json.gz") as file:
+            traced = json.load(file)["traceEvents"]
+        named = {e["args"]["name"] for e in traced if e.get("name") == "process_name"}
+        assert sorted(name.split(" on ")[0] for name in named) == ["rank 0", "rank 3"]
         page, code = press(
             b"q",
             [*HPCTRAIN, "top", "two-nodes", "--storage", "runs"],

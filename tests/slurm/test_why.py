@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import pytest
 
@@ -370,6 +371,30 @@ def test_a_task_of_an_array_waits_for_the_others(in_cluster: VirtualCluster) -> 
         assert "tasks of its array" in answer.meaning
     finally:
         on_head(in_cluster, "scancel", array)
+
+
+def test_a_job_that_waits_for_another_one_starts_when_slurm_expects_that_to_end(
+    in_cluster: VirtualCluster,
+) -> None:
+    occupant = submit(in_cluster, "--exclusive", "--nodes=2", "--time=10")
+    waiting = submit(in_cluster, "--exclusive", "--nodes=2", "--time=1")
+    try:
+        answer = wait_for_reason(waiting, "Resources|Priority")
+        assert answer.verdict.value == "waits"
+        # Slurm's backfill scheduler says it, every half minute by default.
+        wait_until(
+            lambda: explain_job(waiting, is_run=False).starts_at is not None,
+            "a time at which the job starts",
+            timeout_s=120,
+            interval_s=0.5,
+        )
+        begun = on_head(in_cluster, "squeue", "--noheader", "--format=%S", f"--jobs={occupant}")
+        starts_at = explain_job(waiting, is_run=False).starts_at
+        begun_at = datetime.fromisoformat(begun).timestamp()
+        assert starts_at is not None
+        assert begun_at + 600 - 1 <= starts_at <= begun_at + 600 + 120
+    finally:
+        on_head(in_cluster, "scancel", occupant, waiting)
 
 
 def test_a_reservation_that_has_not_begun_is_waited_for(in_cluster: VirtualCluster) -> None:
