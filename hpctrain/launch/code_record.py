@@ -15,7 +15,8 @@ from typing import Any
 
 from hpctrain import timeouts
 from hpctrain.errors import DamagedFileError
-from hpctrain.launch.code_tree import Patch, TreeState, changed_since, digest_file, make_patch
+from hpctrain.launch.code_diff import names_of_differing
+from hpctrain.launch.code_tree import Patch, TreeState, digest_file, make_patch
 from hpctrain.launch.code_tree import read_state as read_tree_state
 from hpctrain.launch.git import Git, GitError
 from hpctrain.rundir.files import remove_unfinished, write_atomic
@@ -236,7 +237,7 @@ def find_edited(code: Mapping[str, Any], *, without: frozenset[str]) -> list[str
     differing: set[str] = set()
     if commit is not None:
         try:
-            differing = set(changed_since(Git(top, timeouts.GIT_S), commit))
+            differing = set(names_of_differing(Git(top, timeouts.GIT_S), top, commit))
         except _NO_ANSWER:
             return None
     left_out = {entry["path"] for entry in code.get("left_out", ()) if isinstance(entry, dict)}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.launch.code_diff import diff_tracked, diff_untracked
 from hpctrain.launch.git import Git, GitError
 
 MOST_FILE_BYTES = 4 * 2**20
@@ -21,11 +20,6 @@ _MOST_FILES = 2000
 _MOST_LISTED_BYTES = 4 * 2**20
 # They hold what is no code: an environment, a run of hpctrain.
 _MARKS_OF_DIRECTORIES = {"pyvenv.cfg": "an environment", "spec.pkl": "a run"}
-_DIFF = (
-    *("diff", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"),
-    *("--no-renames", "--no-relative", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/"),
-    *("--submodule=short", "--ignore-submodules=dirty"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +120,7 @@ def read_state(git: Git, top: str) -> TreeState:
 def make_patch(git: Git, state: TreeState, *, lists: Git, without: Sequence[str] = ()) -> Patch:
     """Return the uncommitted changes of a tree: with untracked files that git does not ignore.
 
-    Not collective. The index of the repository is not changed.
+    Not collective. Nothing of the repository is changed.
 
     Parameters
     ----------
@@ -148,21 +142,18 @@ def make_patch(git: Git, state: TreeState, *, lists: Git, without: Sequence[str]
     left_out += too_large
     if not chosen:
         return Patch(content=b"", files={}, left_out=tuple(left_out))
-    content = _diff(git, state, chosen)
-    files = {change.path: _digest(Path(state.top, change.path)) for change in chosen}
-    return Patch(content=content, files=files, left_out=tuple(left_out))
-
-
-def changed_since(git: Git, commit: str) -> list[str]:
-    """Return the tracked files of a tree that differ from a commit, by path. Not collective.
-
-    Raises
-    ------
-    GitError
-        If git does not answer, or does not know the commit.
-    """
-    answer = git.run("diff", "--name-only", "-z", "--no-renames", "--no-relative", commit, "--")
-    return [os.fsdecode(path) for path in answer.split(b"\0") if path]
+    tracked = [change.path for change in chosen if change.is_tracked]
+    new = [change.path for change in chosen if not change.is_tracked]
+    content = diff_tracked(git, state.top, state.commit, tracked)
+    try:
+        added, taken = diff_untracked(git, new)
+        why = "git refuses its name"
+    except (GitError, OSError) as error:
+        added, taken, why = b"", frozenset(), str(error)
+    left_out += [(path, why) for path in new if path not in taken]
+    new = [path for path in new if path in taken]
+    files = {path: _digest(Path(state.top, path)) for path in (*tracked, *new)}
+    return Patch(content=content + added, files=files, left_out=tuple(left_out))
 
 
 def digest_file(path: Path) -> str | None:
@@ -264,43 +255,6 @@ def _choose(
 
 def _show_size(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
-
-
-def _diff(git: Git, state: TreeState, chosen: Sequence[Changed]) -> bytes:
-    """Return the patch of files, by way of a copy of the index that knows the new ones."""
-    index = git.run("rev-parse", "--git-path", "index")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = os.path.join(folder, "index")
-        variables = {"GIT_INDEX_FILE": copy}
-        try:
-            # With its time: git compares the content of files that are as new as their index.
-            shutil.copy2(os.path.join(state.top, os.fsdecode(index.rstrip(b"\n"))), copy)
-        except FileNotFoundError:
-            # A repository to which nothing was added yet.
-            pass
-        except OSError as error:
-            raise GitError(f"the index of {state.top} cannot be read: {error.strerror}") from error
-        for part in _parts([change.path for change in chosen if not change.is_tracked]):
-            git.run("add", "--intent-to-add", "--", *part, variables=variables)
-        base = state.commit or _empty_tree(git)
-        return b"".join(
-            git.run(*_DIFF, base, "--", *part, variables=variables)
-            for part in _parts([change.path for change in chosen])
-        )
-
-
-def _parts(paths: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield as many paths as a command line holds."""
-    for start in range(0, len(paths), _MOST_WORDS):
-        yield paths[start : start + _MOST_WORDS]
-
-
-# Of at most 4 KiB each; Linux allows 2 MiB.
-_MOST_WORDS = 300
-
-
-def _empty_tree(git: Git) -> str:
-    return git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
 
 
 def _digest(path: Path) -> str | None:

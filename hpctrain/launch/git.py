@@ -35,7 +35,8 @@ _ADDED = {
 }
 _CONFIG = (
     *("core.fsmonitor=false", "core.hooksPath=/dev/null", "core.safecrlf=false"),
-    "status.renames=false",
+    # What is written is a copy of the index alone, with files that are not known to be unchanged.
+    *("core.splitIndex=false", "core.ignoreStat=false", "status.renames=false"),
 )
 _LONGEST_MESSAGE = 200
 
@@ -52,13 +53,13 @@ class Git:
     directory
         Where it runs.
     timeout
-        Seconds that all commands together may take, from the first one on.
+        Seconds that all commands together may take, without what happens between them.
     """
 
     def __init__(self, directory: str | Path, timeout: Timeout) -> None:
         self._directory = os.fspath(directory)
         self._timeout = timeout
-        self._deadline: float | None = None
+        self._left = float(timeout)
 
     def run(
         self,
@@ -85,8 +86,6 @@ class Git:
         GitError
             If there is no git, it fails, prints more, or does not end in time.
         """
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._timeout
         inherited = environ.environment().items()
         kept = {name: value for name, value in inherited if not _DROPPED.fullmatch(name)}
         options = [word for pair in _CONFIG for word in ("-c", pair)]
@@ -110,7 +109,7 @@ class Git:
                 )
             except OSError as error:
                 raise GitError(f"git cannot be started: {error.strerror}") from error
-            self._await_end(process, words[0], self._deadline)
+            self._await_end(process, words[0])
             if process.returncode != 0:
                 errors.seek(0)
                 raise GitError(_explain(words[0], process.returncode, errors.read(4096)))
@@ -119,9 +118,10 @@ class Git:
             output.seek(0)
             return output.read()
 
-    def _await_end(self, process: subprocess.Popen[bytes], command: str, deadline: float) -> None:
+    def _await_end(self, process: subprocess.Popen[bytes], command: str) -> None:
+        begun = time.monotonic()
         try:
-            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            process.wait(timeout=max(0.0, self._left))
         except subprocess.TimeoutExpired:
             # Its children too. What waits for a dead file server cannot be killed.
             with contextlib.suppress(OSError):
@@ -131,6 +131,8 @@ class Git:
             raise GitError(
                 f"git {command} did not answer within {timeouts.describe(self._timeout)}"
             ) from None
+        finally:
+            self._left -= time.monotonic() - begun
 
 
 def _explain(command: str, code: int, errors: bytes) -> str:

@@ -11,7 +11,8 @@ import pytest
 
 from hpctrain import timeouts
 from hpctrain.launch import code_tree
-from hpctrain.launch.code_tree import Patch, TreeState, changed_since, make_patch, read_state
+from hpctrain.launch.code_diff import diff_untracked, names_of_differing
+from hpctrain.launch.code_tree import Patch, TreeState, make_patch, read_state
 from hpctrain.launch.git import Git
 
 # Of no other repository, and of no configuration of whoever runs the tests.
@@ -57,6 +58,12 @@ def look(place: Path, *without: str) -> tuple[TreeState, Patch]:
     state = read_state(Git(place, timeouts.GIT_S), str(place))
     runs, lists = Git(place, timeouts.GIT_PATCH_S), Git(place, timeouts.GIT_LIST_S)
     return state, make_patch(runs, state, lists=lists, without=without)
+
+
+def snapshot(place: Path) -> dict[str, bytes]:
+    """Return the content of all files of a repository."""
+    files = (path for path in (place / ".git").rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in files}
 
 
 def files_of(place: Path) -> dict[str, tuple[bytes, int]]:
@@ -106,7 +113,7 @@ def test_a_tree_without_changes_has_a_commit_and_no_patch(tree: Path) -> None:
 
 
 def test_all_kinds_of_changes_are_applied(tree: Path) -> None:
-    index = (tree / ".git" / "index").read_bytes()
+    before = snapshot(tree)
     (tree / "train.py").write_text("print(2)")
     (tree / "table.bin").write_bytes(bytes(range(255, -1, -1)) * 4)
     (tree / "conf" / "net.yaml").unlink()
@@ -125,12 +132,12 @@ def test_all_kinds_of_changes_are_applied(tree: Path) -> None:
     state, patch = look(tree)
     assert state.is_dirty
     assert patch.left_out == ()
+    # Nothing was added for the user, and no object written.
+    assert snapshot(tree) == before
     assert files_of(restored(tree, state, patch)) == files_of(tree)
     assert patch.files["conf/net.yaml"] is None
     assert {*names, "new.py", "old.py", "image.png"} <= set(patch.files)
     assert "train.log" not in patch.files
-    # Nothing was added for the user, and no object written.
-    assert (tree / ".git" / "index").read_bytes() == index
 
 
 def test_an_edit_within_the_second_of_the_commit_is_seen(tree: Path) -> None:
@@ -334,11 +341,83 @@ def test_a_file_that_cannot_be_read_is_left_out(
     assert patch.left_out == (("secret.txt", "it cannot be read"),)
 
 
-def test_what_changed_since_a_commit_is_listed(tree: Path) -> None:
+def test_a_path_that_git_refuses_costs_no_other(tree: Path) -> None:
+    (tree / "train.py").write_text("print(2)\n")
+    for name in ("new.py", "git~1"):
+        (tree / name).write_text("new\n")
+    git(tree, "config", "core.protectNTFS", "true")
+    _, patch = look(tree)
+    assert set(patch.files) == {"new.py", "train.py"}
+    assert patch.left_out == (("git~1", "git refuses its name"),)
+
+
+def test_untracked_files_that_cannot_be_compared_cost_no_tracked_ones(tree: Path) -> None:
+    git(tree, "config", "filter.broken.clean", "exit 3")
+    git(tree, "config", "filter.broken.required", "true")
+    (tree / ".gitattributes").write_text("*.broken filter=broken\n")
+    git(tree, "add", ".gitattributes")
+    git(tree, "commit", "--quiet", "--message=filter")
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "a.broken").write_text("new\n")
+    _, patch = look(tree)
+    assert set(patch.files) == {"train.py"}
+    assert b"+print(2)" in patch.content
+    ((path, why),) = patch.left_out
+    assert (path, why.startswith("git diff: ")) == ("a.broken", True)
+
+
+def test_a_file_that_is_gone_when_it_is_compared_costs_no_other(tree: Path) -> None:
+    (tree / "new.py").write_text("new\n")
+    content, _ = diff_untracked(Git(tree, timeouts.GIT_S), ["gone.py", "new.py"])
+    assert b"new.py" in content
+    assert b"gone.py" not in content
+
+
+def test_a_sparse_checkout_has_untracked_files_outside_of_what_is_checked_out(tree: Path) -> None:
+    git(tree, "sparse-checkout", "set", "conf")
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "other").mkdir()
+    (tree / "other" / "new.py").write_text("new\n")
+    _, patch = look(tree)
+    assert {"other/new.py", "train.py"} <= set(patch.files)
+    assert patch.left_out == ()
+
+
+def test_a_repository_that_cannot_be_written_has_a_patch(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "new.py").write_text("new\n")
+    expected = look(tree)
+    # Root may write everywhere: what is no directory takes no object.
+    objects = tree / ".git" / "objects"
+    (objects / "e6").write_text("")
+    assert look(tree) == expected
+
+
+def test_a_split_index_stays_as_it_is(tree: Path) -> None:
+    git(tree, "update-index", "--split-index")
+    before = snapshot(tree)
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "new.py").write_text("new\n")
+    state, patch = look(tree)
+    assert snapshot(tree) == before
+    assert files_of(restored(tree, state, patch)) == files_of(tree)
+
+
+def test_what_changed_since_a_commit_is_listed_and_the_index_stays(tree: Path) -> None:
     state, _ = look(tree)
-    assert state.commit is not None
-    assert changed_since(Git(tree, timeouts.GIT_S), state.commit) == []
+    commit = str(state.commit)
+
+    def differing() -> list[str]:
+        return names_of_differing(Git(tree, timeouts.GIT_S), str(tree), commit)
+
+    assert differing() == []
     (tree / "conf" / "net.yaml").write_text("depth: 4\n")
     git(tree, "commit", "--quiet", "--all", "--message=deeper")
     (tree / "run.sh").unlink()
-    assert changed_since(Git(tree, timeouts.GIT_S), state.commit) == ["conf/net.yaml", "run.sh"]
+    # As if it was checked out anew: git compares the content, and would note what it found.
+    os.utime(tree / "train.py", (1_000_000_000, 1_000_000_000))
+    before = snapshot(tree)
+    assert differing() == ["conf/net.yaml", "run.sh"]
+    assert snapshot(tree) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ def test_a_git_that_hangs_is_ended_with_its_children_and_the_limit_is_named(
     # The limit is of all commands together.
     with pytest.raises(GitError, match="did not answer"):
         git.run("status")
+
+
+def test_what_happens_between_commands_takes_none_of_their_time(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than git gets when no time is left.
+    program.write_text("#!/bin/sh\nsleep 0.2\necho answer\n")
+    git = Git(tmp_path, SOON)
+    git.run("status")
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 1000)
+    assert git.run("status") == b"answer\n"
 
 
 def test_no_git_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
