@@ -123,6 +123,12 @@ GIT_PATCH_S = Timeout(
     "``git diff``, in the background while a run begins",
     "there is no code.patch, and code.json says so",
 )
+CODE_FILES_S = Timeout(
+    5.0,
+    "code_files",
+    "sizes and digests of changed files, in the background while a run begins",
+    "code.patch holds no others, and code.json names them",
+)
 GIT_KILLED_S = Timeout(1.0, "git_killed", "a git that was killed to end", "it is left")
 FOLLOWER_END_S = Timeout(5.0, "follower_end", "the thread that shows a run to end", "it is left")
 STEP_QUESTION_S = Timeout(

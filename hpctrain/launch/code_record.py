@@ -15,8 +15,9 @@ from typing import Any
 
 from hpctrain import timeouts
 from hpctrain.errors import DamagedFileError
+from hpctrain.launch.code_choice import digest_file
 from hpctrain.launch.code_diff import names_of_differing
-from hpctrain.launch.code_tree import Patch, TreeState, digest_file, make_patch
+from hpctrain.launch.code_tree import Patch, TreeState, make_patch
 from hpctrain.launch.code_tree import read_state as read_tree_state
 from hpctrain.launch.git import Git, GitError
 from hpctrain.rundir.files import remove_unfinished, write_atomic
@@ -27,6 +28,8 @@ from hpctrain.rundir.sweep import is_sweep
 _FORMAT = 1
 # Untracked files may hold what others are not to see.
 _PATCH_MODE = 0o600
+# Some trees have many thousands.
+_MOST_LEFT_OUT = 100
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 # Of git itself, of files in the directory for temporary ones, of an answer in an unknown form.
 _NO_ANSWER = (GitError, OSError, ValueError)
@@ -240,7 +243,11 @@ def find_edited(code: Mapping[str, Any], *, without: frozenset[str]) -> list[str
             differing = set(names_of_differing(Git(top, timeouts.GIT_S), top, commit))
         except _NO_ANSWER:
             return None
-    left_out = {entry["path"] for entry in code.get("left_out", ()) if isinstance(entry, dict)}
+    entries = [entry for entry in code.get("left_out", ()) if isinstance(entry, dict)]
+    left_out = {entry.get("path") for entry in entries}
+    if any(entry.get("tracked") for entry in entries):
+        # Which others had changed is not known.
+        differing &= set(files)
     edited = [
         path
         for path in sorted(differing | set(files))
@@ -268,11 +275,22 @@ def _describe(
         "dirty": None if state is None else state.is_dirty,
         "patch": hashlib.sha256(patch.content).hexdigest() if patch and patch.content else None,
         "files": {} if patch is None else patch.files,
-        "left_out": []
-        if patch is None
-        else [{"path": path, "why": why} for path, why in patch.left_out],
+        "left_out": [] if state is None or patch is None else _left_out(state, patch),
         "error": error,
     }
+
+
+def _left_out(state: TreeState, patch: Patch) -> list[dict[str, Any]]:
+    tracked = {change.path for change in state.changed} | {path for path, _ in state.left_out}
+    # find_edited() knows the changes of tracked files by these entries.
+    ordered = sorted(patch.left_out, key=lambda entry: entry[0] not in tracked)
+    listed: list[dict[str, Any]] = [
+        {"path": path, "why": why} for path, why in ordered[:_MOST_LEFT_OUT]
+    ]
+    if rest := ordered[_MOST_LEFT_OUT:]:
+        count = sum(path in tracked for path, _ in rest)
+        listed.append({"path": f"and {len(rest)} more", "why": "not listed", "tracked": count})
+    return listed
 
 
 def _write(paths: RunPaths, content: Mapping[str, Any], patch: Patch | None) -> None:

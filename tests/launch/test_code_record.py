@@ -13,6 +13,7 @@ import pytest
 
 from hpctrain import timeouts
 from hpctrain.errors import DamagedFileError
+from hpctrain.launch import code_choice, code_record
 from hpctrain.launch.code_record import (
     CodeRecorder,
     await_records,
@@ -155,6 +156,32 @@ def test_files_that_changed_since_are_found(tree: Path, run: RunPaths) -> None:
     # What it was at the commit is a change, too.
     (tree / "train.py").write_text("1\n")
     assert "train.py" in (find_edited(code, without=frozenset()) or [])
+
+
+def test_many_files_that_are_left_out_are_counted(
+    tree: Path, run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_record, "_MOST_LEFT_OUT", 2)
+    monkeypatch.setattr(code_choice, "MOST_FILE_BYTES", 3)
+    (tree / "train.py").write_text("larger\n")
+    for name in ("a", "b", "c"):
+        (tree / name).write_text("larger\n")
+    recorded(tree, run)
+    code = read_code(run)
+    assert code is not None
+    assert [entry["path"] for entry in code["left_out"]] == ["train.py", "a", "and 2 more"]
+    assert code["left_out"][-1]["tracked"] == 0
+    (tree / "net.yaml").write_text("3\n")
+    assert find_edited(code, without=frozenset()) == ["net.yaml"]
+    recorded(tree, run)
+    monkeypatch.setattr(code_record, "_MOST_LEFT_OUT", 1)
+    (tree / "net.yaml").write_text("larger\n")
+    recorded(tree, run)
+    code = read_code(run)
+    assert code is not None
+    assert (len(code["left_out"]), code["left_out"][-1]["tracked"]) == (2, 1)
+    # Which of the two was meant is not known.
+    assert find_edited(code, without=frozenset()) == []
 
 
 def test_the_record_of_a_trial_is_that_of_its_sweep(tree: Path, run: RunPaths) -> None:

@@ -6,14 +6,16 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpctrain import timeouts
-from hpctrain.launch import code_tree
+from hpctrain.launch import code_choice, code_untracked
 from hpctrain.launch.code_diff import diff_untracked, names_of_differing
 from hpctrain.launch.code_tree import Patch, TreeState, make_patch, read_state
 from hpctrain.launch.git import Git
+from hpctrain.timeouts import Timeout
 
 # Of no other repository, and of no configuration of whoever runs the tests.
 ENVIRON = {
@@ -190,7 +192,7 @@ def test_the_configuration_of_the_user_changes_no_patch(tree: Path) -> None:
         ("diff.relative", "true"),
         ("diff.renames", "copies"),
         ("color.ui", "always"),
-        ("status.showUntrackedFiles", "no"),
+        ("status.showUntrackedFiles", "normal"),
         ("status.relativePaths", "false"),
         ("core.quotePath", "false"),
         ("core.pager", "false"),
@@ -262,7 +264,7 @@ def test_large_files_and_what_is_no_code_are_left_out_and_named(
 ) -> None:
     with open(tree / "large.bin", "wb") as file:
         file.truncate(5 * 2**30)
-    (tree / "table.bin").write_bytes(b"x" * (code_tree.MOST_FILE_BYTES + 1))
+    (tree / "table.bin").write_bytes(b"x" * (code_choice.MOST_FILE_BYTES + 1))
     (tree / "small.py").write_text("small\n")
     (tree / "runs" / "line").mkdir(parents=True)
     (tree / "runs" / "line" / "plan.json").write_text("{}")
@@ -294,7 +296,7 @@ def test_large_files_and_what_is_no_code_are_left_out_and_named(
 def test_together_files_have_a_limit_and_tracked_ones_come_first(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_tree, "MOST_PATCH_BYTES", 2000)
+    monkeypatch.setattr(code_choice, "MOST_PATCH_BYTES", 2000)
     (tree / "train.py").write_text("x" * 900)
     for number in range(3):
         (tree / f"new{number}.py").write_text("y" * (600 + number))
@@ -306,7 +308,7 @@ def test_together_files_have_a_limit_and_tracked_ones_come_first(
 def test_too_many_untracked_files_are_left_out_and_the_changes_kept(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_tree, "_MOST_LISTED_BYTES", 10)
+    monkeypatch.setattr(code_untracked, "_MOST_LISTED_BYTES", 10)
     (tree / "train.py").write_text("print(2)\n")
     (tree / "a_long_name.py").write_text("")
     _, patch = look(tree)
@@ -334,11 +336,11 @@ def test_a_conflict_of_a_merge_is_left_out(tree: Path) -> None:
 def test_a_file_that_cannot_be_read_is_left_out(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tree / "secret.txt").write_text("x")
+    (tree / "closed.txt").write_text("x")
     # Root may read all files.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "secret.txt")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed.txt")
     _, patch = look(tree)
-    assert patch.left_out == (("secret.txt", "it cannot be read"),)
+    assert patch.left_out == (("closed.txt", "it cannot be read"),)
 
 
 def test_a_path_that_git_refuses_costs_no_other(tree: Path) -> None:
@@ -421,3 +423,101 @@ def test_what_changed_since_a_commit_is_listed_and_the_index_stays(tree: Path) -
     before = snapshot(tree)
     assert differing() == ["conf/net.yaml", "run.sh"]
     assert snapshot(tree) == before
+
+
+def test_what_speaks_of_a_secret_is_left_out_and_has_no_digest(tree: Path) -> None:
+    secrets = [
+        *(".ssh/id_ed25519", ".ssh/config", ".aws/credentials", ".gnupg/a", ".kube/config"),
+        *(".docker/config.json", ".netrc", ".env", ".env.local", "conf/prod.env", ".pgpass"),
+        *(".git-credentials", "server.pem", "conf/server.KEY", "id_rsa", "id_rsa_work"),
+        *("hf_token", "conf/db_password.yaml", "client_secret_12.json", "secrets/a.py"),
+    ]
+    code = ["tokenizer.py", "tokens.py", "keys.py", "environment.yaml", "env.py", "monkey.txt"]
+    for name in [*secrets, *code]:
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text("private")
+    _, patch = look(tree)
+    assert set(patch.files) == set(code)
+    assert {path for path, _ in patch.left_out} == {
+        *(name for name in secrets if name.split("/")[0] in (name, "conf")),
+        *(".ssh/", ".aws/", ".gnupg/", ".kube/", ".docker/", "secrets/"),
+    }
+    assert {why for _, why in patch.left_out} == {"its name speaks of a secret"}
+
+
+def test_a_tree_with_the_home_directory_in_it_has_no_untracked_files(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "notes.txt").write_text("private\n")
+    (tree / "train.py").write_text("print(2)\n")
+    for home in (tree, tree / "conf"):
+        monkeypatch.setenv("HOME", str(home))
+        _, patch = look(tree)
+        assert set(patch.files) == {"train.py"}
+        why = "the home directory is in the tree"
+        assert patch.left_out == (("all files that git does not know", why),)
+
+
+def test_untracked_files_that_git_is_not_to_show_are_left_out(tree: Path) -> None:
+    git(tree, "config", "status.showUntrackedFiles", "no")
+    (tree / "notes.txt").write_text("private\n")
+    (tree / "train.py").write_text("print(2)\n")
+    _, patch = look(tree)
+    assert set(patch.files) == {"train.py"}
+    ((path, why),) = patch.left_out
+    assert path == "all files that git does not know"
+    assert "status.showUntrackedFiles" in why
+
+
+def test_the_output_of_a_program_pushes_no_code_out(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_choice, "_MOST_FILES", 6)
+    for number in range(20):
+        folder = tree / "out" / str(number % 10)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(number)).touch()
+    (tree / "package").mkdir()
+    code = ["model.py", "package/__init__.py", "package/net.py", "package/data.py"]
+    for name in code:
+        (tree / name).write_text("a longer file\n")
+    (tree / "train.py").write_text("print(2)\n")
+    _, patch = look(tree)
+    assert len(patch.files) == 6
+    assert {"train.py", *code} <= set(patch.files)
+    assert len(patch.left_out) == 19
+
+
+def test_files_are_looked_at_until_a_limit_of_their_own(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "train.py").write_text("print(2)\n")
+    for name in ("a/1", "b/1", "b/2"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).touch()
+    now = 0.0
+    real = os.lstat
+
+    def slow(path: Any, **options: Any) -> os.stat_result:
+        nonlocal now
+        now += 2.0 if str(path).startswith(f"{tree}/") else 0.0
+        return real(path, **options)
+
+    # Two looks at each file that is chosen, so there is time for one more than two.
+    monkeypatch.setattr(code_choice, "monotonic", lambda: now)
+    monkeypatch.setattr(code_choice.os, "lstat", slow)
+    monkeypatch.setattr(timeouts, "CODE_FILES_S", Timeout(7.0, "code_files", "", ""))
+    _, patch = look(tree)
+    assert set(patch.files) == {"train.py", "a/1"}
+    assert b"+print(2)" in patch.content
+    why = "not looked at within 7 s (timeout code_files)"
+    assert patch.left_out == (("b/1", why), ("b/2", why))
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tree: Path) -> None:
+    (tree / "train.py").unlink()
+    os.mkfifo(tree / "train.py")
+    (tree / "run.sh").write_text("changed\n")
+    _, patch = look(tree)
+    assert set(patch.files) == {"run.sh"}
+    assert patch.left_out == (("train.py", "it is neither a file nor a link"),)
