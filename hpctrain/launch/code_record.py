@@ -117,14 +117,17 @@ def record_code(paths: RunPaths, *, keeps: bool, origin: RunPaths | None = None)
     """
     if origin is not None:
         copy_code(origin, paths)
-        return CodeRecorder(top_of(origin), paths=None, storage=paths.root.parent)
+        top = _recorded_top(origin) or find_top(Path.cwd())
+        return CodeRecorder(top, paths=None, storage=paths.root.parent)
     script = _directory_of_script()
-    top = find_top(*([] if script is None else [script]), Path.cwd())
-    if top is None or script is None or not keeps:
+    top = None if script is None else find_top(script)
+    if top is None or not keeps:
         # Of an earlier fit().
         for path in (paths.code, paths.code_patch):
             path.unlink(missing_ok=True)
         keeps = False
+    # What changed in the repository that the script is called from may be none of its code.
+    top = top or find_top(Path.cwd())
     return CodeRecorder(top, paths=paths if keeps else None, storage=paths.root.parent)
 
 
@@ -139,16 +142,27 @@ def _directory_of_script() -> Path | None:
     return Path.cwd() if is_installed else script.parent
 
 
-def top_of(paths: RunPaths) -> str | None:
-    """Return the top of the tree whose code a run has; that of this directory without a record.
+def top_of(paths: RunPaths, plan: Mapping[str, Any]) -> str | None:
+    """Return the top of the tree that a run's code is of; None if there is none. Not collective.
 
-    Not collective.
+    Parameters
+    ----------
+    paths
+        The run directory.
+    plan
+        Content of its ``plan.json``, which names the script of a run without a record.
     """
+    script = Path(str(plan.get("cwd", "")), *map(str, plan.get("argv", ())[:1]))
+    is_known = script.is_absolute() and os.path.isfile(script)
+    return _recorded_top(paths) or (find_top(script.resolve().parent) if is_known else None)
+
+
+def _recorded_top(paths: RunPaths) -> str | None:
     try:
         top = (read_code(paths) or {}).get("top")
     except DamagedFileError:
-        top = None
-    return top if isinstance(top, str) and os.path.isdir(top) else find_top(Path.cwd())
+        return None
+    return top if isinstance(top, str) and os.path.isdir(top) else None
 
 
 def commit_of(top: str | None) -> str | None:
@@ -161,15 +175,14 @@ def commit_of(top: str | None) -> str | None:
         return None
 
 
-def find_top(*directories: Path) -> str | None:
-    """Return the top of the first working tree that one of these directories is in, or None.
+def find_top(directory: Path) -> str | None:
+    """Return the top of the working tree that a directory is in, or None. Not collective.
 
-    Not collective. Git is not asked.
+    Git is not asked.
     """
-    for directory in directories:
-        for folder in (directory, *directory.parents):
-            if (folder / ".git").exists():
-                return str(folder)
+    for folder in (directory, *directory.parents):
+        if (folder / ".git").exists():
+            return str(folder)
     return None
 
 

@@ -221,7 +221,9 @@ def _code(
 ) -> Iterator[Difference]:
     """Yield how the tree of the script differs, but for what the run keeps of it."""
     origin = RunPaths(stored.plan.parent)
-    yield from _differ("git commit", plan.get("git"), commit_of(top_of(origin)))
+    # That of a script in no tree is of the directory that it was called from.
+    if (top := top_of(origin, plan)) is not None:
+        yield from _differ("git commit", plan.get("git"), commit_of(top))
     try:
         code = read_code(origin)
     except DamagedFileError:

@@ -23,6 +23,7 @@ from hpctrain.launch.code_record import (
     find_top,
     read_code,
     record_code,
+    top_of,
 )
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.timeouts import Timeout
@@ -219,3 +220,37 @@ def test_a_notebook_has_no_tree_of_a_script(
     assert record_code(run, keeps=True).commit == commit_of(str(tree))
     await_records()
     assert not run.code.exists()
+
+
+@pytest.fixture
+def script_elsewhere(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script in no tree, called from a tree."""
+    script = tree.parent / "elsewhere" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    monkeypatch.chdir(tree)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    return script
+
+
+def test_of_a_repository_that_the_script_is_not_in_only_the_commit_is_kept(
+    tree: Path, script_elsewhere: Path, tmp_path: Path
+) -> None:
+    (tree / "train.py").write_text("unrelated\n")
+    run = RunPaths(tmp_path / "run")
+    run.root.mkdir()
+    assert record_code(run, keeps=True).commit == commit_of(str(tree))
+    await_records()
+    assert list(run.root.iterdir()) == []
+
+
+def test_a_replay_compares_with_no_repository_that_the_script_is_not_in(
+    tree: Path, script_elsewhere: Path, run: RunPaths
+) -> None:
+    plan = {"cwd": str(tree), "argv": [str(script_elsewhere)]}
+    assert top_of(run, plan) is None
+    assert top_of(run, {}) is None
+    # Without a record, as with snapshot=False.
+    assert top_of(run, {**plan, "argv": ["train.py"]}) == str(tree)
+    recorded(tree, run)
+    assert top_of(run, plan) == str(tree)
