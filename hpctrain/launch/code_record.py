@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,32 @@ def copy_code(origin: RunPaths, paths: RunPaths) -> None:
                 write_atomic(paths.code_patch, patch, mode=_PATCH_MODE)
             write_atomic(paths.code, content)
             return
+
+
+def keep_code(sweep: RunPaths, trials: Iterable[RunPaths]) -> None:
+    """Put the record of a sweep beside those of its trials that have begun, and have none.
+
+    Not collective. They keep it when that of the sweep is written anew. Those that go on drop it.
+    """
+    for trial in trials:
+        if trial.code.exists() or not trial.plan.exists():
+            continue
+        # code.json is the last one, so that none is without its patch.
+        for own, theirs in ((sweep.code_patch, trial.code_patch), (sweep.code, trial.code)):
+            with contextlib.suppress(FileNotFoundError):
+                _link(own, theirs)
+
+
+def _link(path: Path, to: Path) -> None:
+    """Give a file a second name, which stays when the first one is replaced; else copy it."""
+    to.unlink(missing_ok=True)
+    try:
+        os.link(path, to)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # A file system without links, or a directory of another one.
+        write_atomic(to, read_content(path), mode=path.stat().st_mode & 0o777)
 
 
 def find_edited(code: Mapping[str, Any], *, without: frozenset[str]) -> list[str] | None:

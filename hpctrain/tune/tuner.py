@@ -22,7 +22,7 @@ from hpctrain.checks import given_or_default
 from hpctrain.config import ExistingPolicy, RunConfig
 from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, SupersededError
 from hpctrain.launch.begin import rename_aside
-from hpctrain.launch.code_record import record_code
+from hpctrain.launch.code_record import keep_code, record_code
 from hpctrain.launch.existing import policy_of
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
@@ -220,6 +220,10 @@ class Tuner:
             )
             with errors_of_storage(RunPaths(paths.root)):
                 sharing.write(paths.root)
+            if record is not None:
+                keep_code(
+                    RunPaths(paths.root), [RunPaths(paths.run(name)) for name in record.trials]
+                )
             record_code(RunPaths(paths.root), keeps=self._run_config.snapshot)
             with _explaining_interrupts(sweep, runner, how_to_go_on):
                 if record is None:

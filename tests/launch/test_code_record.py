@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from hpctrain.launch.code_record import (
     copy_code,
     find_edited,
     find_top,
+    keep_code,
     read_code,
     record_code,
     top_of,
@@ -199,6 +201,40 @@ def test_the_record_of_a_trial_is_that_of_its_sweep(tree: Path, run: RunPaths) -
     assert read_code(again) == read_code(sweep)
     assert again.code_patch.read_bytes() == sweep.code_patch.read_bytes()
     assert again.code_patch.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_trials_that_have_begun_keep_the_record_when_their_sweep_goes_on(
+    tree: Path, run: RunPaths, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    def refuse(*paths: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    sweep, other = RunPaths(run.root.parent), RunPaths(run.root.with_name("later"))
+    (sweep.root / "tune.jsonl").touch()
+    (tree / ".git" / "info" / "exclude").write_text("/runs/\n")
+    run.plan.write_text("{}")
+    keep_code(sweep, [run])
+    assert not run.code.exists()
+    (tree / "train.py").write_text("2\n")
+    recorded(tree, sweep)
+    first = (sweep.code.read_bytes(), sweep.code_patch.read_bytes())
+    keep_code(sweep, [run, other])
+    (tree / "train.py").write_text("3\n")
+    recorded(tree, sweep)
+    # It began under the second one.
+    other.root.mkdir()
+    other.plan.write_text("{}")
+    keep_code(sweep, [run, other])
+    (tree / "train.py").write_text("1\n")
+    recorded(tree, sweep)
+    assert (run.code.read_bytes(), run.code_patch.read_bytes()) == first
+    assert run.code_patch.stat().st_mode & 0o777 == 0o600
+    assert b"+3" in other.code_patch.read_bytes()
+    assert not sweep.code_patch.exists()
+    assert [(read_code(paths) or {})["dirty"] for paths in (run, other, sweep)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
