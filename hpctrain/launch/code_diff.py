@@ -98,6 +98,31 @@ def names_of_differing(git: Git, top: str, commit: str) -> list[str]:
     return [os.fsdecode(path) for path in answer.split(b"\0") if path]
 
 
+def find_large(git: Git, paths: Sequence[str]) -> frozenset[str]:
+    """Return the files whose content is with Git LFS, and a pointer in git. Not collective.
+
+    Parameters
+    ----------
+    git
+        Runs at the top of the tree.
+    paths
+        From the top of the tree.
+
+    Raises
+    ------
+    GitError
+        If git does not answer.
+    """
+    if not paths:
+        return frozenset()
+    asked = b"".join(b"%b\0" % os.fsencode(path) for path in paths)
+    answer = os.fsdecode(git.run("check-attr", "-z", "--stdin", "filter", stdin=asked)).split("\0")
+    # PATH filter VALUE, again and again.
+    return frozenset(
+        path for path, value in zip(answer[::3], answer[2::3], strict=False) if value == "lfs"
+    )
+
+
 @contextlib.contextmanager
 def copied_index(git: Git, top: str) -> Iterator[Mapping[str, str]]:
     """Copy the index of a tree while the block runs; yield the variables that lead git to it.

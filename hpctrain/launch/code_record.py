@@ -240,7 +240,7 @@ def keep_code(sweep: RunPaths, trials: Iterable[RunPaths]) -> None:
             continue
         # code.json is the last one, so that none is without its patch.
         for own, theirs in ((sweep.code_patch, trial.code_patch), (sweep.code, trial.code)):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 _link(own, theirs)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.launch.code_choice import Candidate, choose
-from hpctrain.launch.code_diff import diff_tracked, diff_untracked
+from hpctrain.launch.code_diff import diff_tracked, diff_untracked, find_large
 from hpctrain.launch.code_untracked import list_untracked
 from hpctrain.launch.git import Git, GitError
 
@@ -128,24 +128,24 @@ def make_patch(git: Git, state: TreeState, *, lists: Git, without: Sequence[str]
     choice = choose(
         state.top, [*_tracked(git, state), *(Candidate(path=path) for path in untracked)]
     )
-    content = diff_tracked(git, state.top, state.commit, choice.tracked)
+    large = find_large(git, [*choice.tracked, *choice.untracked])
+    tracked = [path for path in choice.tracked if path not in large]
+    new = [path for path in choice.untracked if path not in large]
+    content = diff_tracked(git, state.top, state.commit, tracked)
     try:
-        added, taken = diff_untracked(git, choice.untracked)
+        added, taken = diff_untracked(git, new)
         why = "git refuses its name"
     except (GitError, OSError) as error:
         added, taken, why = b"", frozenset(), str(error)
-    refused = frozenset(choice.untracked) - taken
     left_out = [
         *state.left_out,
         *choice.left_out,
-        *((path, why) for path in choice.untracked if path in refused),
+        *((path, "its content is with Git LFS") for path in choice.files if path in large),
+        *((path, why) for path in new if path not in taken),
         *unlisted,
     ]
-    return Patch(
-        content=content + added,
-        files={path: digest for path, digest in choice.files.items() if path not in refused},
-        left_out=tuple(left_out),
-    )
+    files = {path: choice.files[path] for path in (*tracked, *(p for p in new if p in taken))}
+    return Patch(content=content + added, files=files, left_out=tuple(left_out))
 
 
 def _tracked(git: Git, state: TreeState) -> list[Candidate]:

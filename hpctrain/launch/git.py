@@ -1,8 +1,8 @@
 """Git commands that only read a working tree, each within a time limit.
 
 They change nothing of the repository, start no daemon of it, and run neither its hooks nor its diff
-programs; filters of files, such as Git LFS, do run. Git itself refuses a repository of another user
-(``safe.directory``).
+programs; filters of files do run where their content is compared. Git itself refuses a repository
+of another user (``safe.directory``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ADDED = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_LITERAL_PATHSPECS": "1",
     "GIT_TERMINAL_PROMPT": "0",
-    # A partial clone would ask its server.
+    # A partial clone would ask its server. Known to git 2.45 and later: older ones ask, within the
+    # limits of time.
     "GIT_NO_LAZY_FETCH": "1",
     "LC_ALL": "C",
 }

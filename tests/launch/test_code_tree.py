@@ -521,3 +521,27 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tree: Path) -> None:
     _, patch = look(tree)
     assert set(patch.files) == {"run.sh"}
     assert patch.left_out == (("train.py", "it is neither a file nor a link"),)
+
+
+def test_files_of_git_lfs_are_left_out_and_its_filter_does_not_run(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tree / "net.weights").write_bytes(b"before")
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "--message=weights")
+    (tree / ".gitattributes").write_text("*.weights filter=lfs diff=lfs merge=lfs -text\n")
+    # The filter writes the content into the repository, and a pointer to its output.
+    git(tree, "config", "filter.lfs.clean", f"touch {tmp_path}/ran; echo pointer")
+    (tree / "net.weights").write_bytes(b"as it is trained on")
+    (tree / "new with space.weights").write_bytes(b"new")
+    (tree / "train.py").write_text("print(2)\n")
+    state = read_state(Git(tree, timeouts.GIT_S), str(tree))
+    (tmp_path / "ran").unlink(missing_ok=True)
+    patch = make_patch(Git(tree, timeouts.GIT_PATCH_S), state, lists=Git(tree, timeouts.GIT_LIST_S))
+    assert set(patch.files) == {"train.py", ".gitattributes"}
+    assert dict(patch.left_out) == {
+        "net.weights": "its content is with Git LFS",
+        "new with space.weights": "its content is with Git LFS",
+    }
+    assert b"pointer" not in patch.content
+    assert not (tmp_path / "ran").exists()
