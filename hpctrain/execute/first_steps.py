@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rank_forks import RankForks
 from hpctrain.execute.rank_step import start_ranks
 from hpctrain.execute.step_fork_servers import StepForkServers
 from hpctrain.execute.step_launcher import find_step_launcher
+from hpctrain.log import log
 from hpctrain.plan import spec
 from hpctrain.plan.launch_plan import FirstStart
 from hpctrain.plan.spec import RunSpec
@@ -80,30 +80,46 @@ def begin_first_steps(paths: RunPaths, run_spec: RunSpec) -> FirstSteps | None:
     """
     if not run_spec.first_start:
         return None
-    first: FirstStart = spec.unpack(run_spec.first_start)
-    if not _is_certain(paths, first):
-        return None
-    agents = NodeAgents(paths, node_timeout_s=first.node_timeout_s)
-    plan, forks = first.plan, _forks(run_spec, first)
+    agents: NodeAgents | None = None
     try:
-        make_directory(paths.logs(_ATTEMPT), below=paths.root)
-        agents.gather(plan.placement, (), attempt=_ATTEMPT)
-        ranks = start_ranks(
-            find_step_launcher(plan.mpi),
-            plan.placement,
-            paths=paths,
-            attempt=_ATTEMPT,
-            socket=agents.socket,
-            num_threads=plan.threads_per_task,
-            environment=plan.environment,
-            srun_args=plan.srun_args,
-            log_to_file=first.log_to_file,
-            fork_server=forks,
-        )
-    except (LaunchError, OSError):
-        agents.close()
+        first: FirstStart = spec.unpack(run_spec.first_start)
+        if not _is_certain(paths, first):
+            return None
+        agents = NodeAgents(paths, node_timeout_s=first.node_timeout_s)
+        return FirstSteps(agents, _start_ranks(paths, first, agents, _forks(run_spec, first)))
+    except Exception as error:
+        # Only the executor can write down that the run has failed, and why.
+        log(f"note: agents and ranks start later, with their executor: {error}")
+        if agents is not None:
+            _close(agents)
         return None
-    return FirstSteps(agents, ranks)
+
+
+def _start_ranks(
+    paths: RunPaths, first: FirstStart, agents: NodeAgents, forks: RankForks | None
+) -> StepProcess:
+    plan = first.plan
+    make_directory(paths.logs(_ATTEMPT), below=paths.root)
+    agents.gather(plan.placement, (), attempt=_ATTEMPT)
+    return start_ranks(
+        find_step_launcher(plan.mpi),
+        plan.placement,
+        paths=paths,
+        attempt=_ATTEMPT,
+        socket=agents.socket,
+        num_threads=plan.threads_per_task,
+        environment=plan.environment,
+        srun_args=plan.srun_args,
+        log_to_file=first.log_to_file,
+        fork_server=forks,
+    )
+
+
+def _close(agents: NodeAgents) -> None:
+    try:
+        agents.close()
+    except Exception as error:
+        log(f"agents that are not needed cannot be ended: {error}")
 
 
 def _is_certain(paths: RunPaths, first: FirstStart) -> bool:

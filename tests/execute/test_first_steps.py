@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config import ScalingConfig
-from hpctrain.errors import LaunchError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.execute import first_steps
 from hpctrain.execute.first_steps import FirstSteps, begin_first_steps
 from hpctrain.plan import spec
@@ -148,18 +148,47 @@ def test_a_run_that_is_to_stop_is_not_started(begin: Any, paths: RunPaths) -> No
     assert begin(make_plan("slurm")) is None
 
 
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("start_ranks", LaunchError("no srun")),
+        ("find_step_launcher", ConfigError("there is no such program")),
+        ("find_step_launcher", subprocess.TimeoutExpired("mpiexec", 10.0)),
+        ("make_directory", OSError("the disk is full")),
+    ],
+)
 def test_what_cannot_be_started_is_left_to_the_executor_to_explain(
-    begin: Any, monkeypatch: pytest.MonkeyPatch
+    begin: Any, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
     closed: list[Any] = []
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise LaunchError("no srun")
+        raise error
 
-    monkeypatch.setattr(first_steps, "start_ranks", refuse)
-    monkeypatch.setattr(Agents, "close", lambda self, patience_s=0.0: closed.append(self))
+    def close(agents: Agents, patience_s: float = 0.0) -> None:
+        closed.append(agents)
+        raise LaunchError("scancel does not answer")
+
+    monkeypatch.setattr(first_steps, where, refuse)
+    monkeypatch.setattr(Agents, "close", close)
     assert begin(make_plan("slurm")) is None
     assert len(closed) == 1
+
+
+def test_an_hpctrain_that_cannot_read_the_start_of_another_leaves_it_to_the_executor(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_spec = replace(make_spec(None), first_start=b"of another hpctrain")
+    assert begin_first_steps(paths, run_spec) is None
+    assert "start later, with their executor" in capsys.readouterr().err
+
+
+def test_agents_that_cannot_be_asked_for_leave_no_secret_behind(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_HUB_FANOUT", "many")
+    assert begin_first_steps(paths, make_spec(make_plan("slurm"))) is None
+    assert list(paths.root.glob(".secret-*")) == []
 
 
 CALLBACK = """
