@@ -8,8 +8,9 @@ reads and writes before other attempts, it reads and writes while these ranks im
 from __future__ import annotations
 
 import os
+import time
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rank_forks import RankForks
@@ -36,19 +37,28 @@ class FirstSteps:
         The agents.
     ranks
         What starts the ranks.
+    begun_at
+        When agents were started, by the monotonic clock.
     """
 
-    def __init__(self, agents: NodeAgents, ranks: StepProcess) -> None:
+    def __init__(self, agents: NodeAgents, ranks: StepProcess, *, begun_at: float) -> None:
         self.agents = agents
         """The agents; whose they are from here on is the executor's business."""
         self._ranks: StepProcess | None = ranks
+        self._begun_at = begun_at
 
     def take(self, attempt: int) -> StepProcess | None:
         """Return what starts the ranks of an attempt; None if it is to be started.
 
-        Not collective. It is the caller's from then on.
+        Not collective. It is the caller's from then on. Agents that have waited for long are ended
+        with their ranks: others are started where they are gathered.
         """
-        if attempt != _ATTEMPT:
+        if self._ranks is None:
+            return None
+        if time.monotonic() - self._begun_at > timeouts.EXECUTOR_CONNECTION_S / 2:
+            # Some may have given the executor up, which has not answered them while it imported.
+            self.abandon()
+        elif attempt != _ATTEMPT:
             self.close()
         ranks, self._ranks = self._ranks, None
         return ranks
@@ -80,13 +90,14 @@ def begin_first_steps(paths: RunPaths, run_spec: RunSpec) -> FirstSteps | None:
     """
     if not run_spec.first_start:
         return None
-    agents: NodeAgents | None = None
+    agents, begun_at = None, time.monotonic()
     try:
         first: FirstStart = spec.unpack(run_spec.first_start)
         if not _is_certain(paths, first):
             return None
         agents = NodeAgents(paths, node_timeout_s=first.node_timeout_s)
-        return FirstSteps(agents, _start_ranks(paths, first, agents, _forks(run_spec, first)))
+        ranks = _start_ranks(paths, first, agents, _forks(run_spec, first))
+        return FirstSteps(agents, ranks, begun_at=begun_at)
     except Exception as error:
         # Only the executor can write down that the run has failed, and why.
         log(f"note: agents and ranks start later, with their executor: {error}")

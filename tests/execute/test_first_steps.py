@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain import timeouts
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.execute import first_steps
@@ -118,6 +120,31 @@ def test_ranks_that_are_of_no_use_are_ended(begin: Any, attempt: int | None) -> 
     else:
         assert steps.take(attempt) is None
     assert step.was_killed
+
+
+def test_agents_that_may_have_given_their_executor_up_are_not_taken(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    steps = begin(make_plan("slurm"))
+    step = steps._ranks
+    clock[0] += timeouts.EXECUTOR_CONNECTION_S - 1.0
+    assert steps.take(1) is None
+    assert step.was_killed
+    assert steps.agents.acts[-1] == "closed"
+
+
+def test_agents_of_an_attempt_that_runs_are_left_to_it_however_long_it_takes(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    steps = begin(make_plan("slurm"))
+    assert steps.take(1) is not None
+    clock[0] += 10 * timeouts.EXECUTOR_CONNECTION_S
+    assert steps.take(2) is None
+    assert "closed" not in steps.agents.acts
 
 
 @pytest.mark.parametrize(
