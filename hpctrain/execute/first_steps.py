@@ -39,11 +39,22 @@ class FirstSteps:
         What starts the ranks.
     begun_at
         When agents were started, by the monotonic clock.
+    forks
+        What lets these ranks be forked, if anything does.
     """
 
-    def __init__(self, agents: NodeAgents, ranks: StepProcess, *, begun_at: float) -> None:
+    def __init__(
+        self,
+        agents: NodeAgents,
+        ranks: StepProcess,
+        *,
+        begun_at: float,
+        forks: RankForks | None = None,
+    ) -> None:
         self.agents = agents
         """The agents; whose they are from here on is the executor's business."""
+        self.forks = forks
+        """What knows why these ranks were not forked."""
         self._ranks: StepProcess | None = ranks
         self._begun_at = begun_at
 
@@ -96,8 +107,9 @@ def begin_first_steps(paths: RunPaths, run_spec: RunSpec) -> FirstSteps | None:
         if not _is_certain(paths, first):
             return None
         agents = NodeAgents(paths, node_timeout_s=first.node_timeout_s)
-        ranks = _start_ranks(paths, first, agents, _forks(run_spec, first))
-        return FirstSteps(agents, ranks, begun_at=begun_at)
+        forks = _forks(run_spec, first)
+        ranks = _start_ranks(paths, first, agents, forks)
+        return FirstSteps(agents, ranks, begun_at=begun_at, forks=forks)
     except Exception as error:
         # Only the executor can write down that the run has failed, and why.
         log(f"note: agents and ranks start later, with their executor: {error}")

@@ -77,13 +77,15 @@ def open_executor(
         from hpctrain.execute.slot_step import SlotStep
 
         slot_step = SlotStep(fork_server, run_spec.settings)
+    # Those of ranks that have started already know why they were not forked.
+    forks = None if first_steps is None else first_steps.forks
     return Executor(
         paths=paths,
         plan=plan,
         run_config=run_config,
         spec_digest=digest_spec(content),
         resume_from=resume_from,
-        fork_server=fork_server_for(plan, run_spec.settings, offered=fork_server),
+        fork_server=forks or fork_server_for(plan, run_spec.settings, offered=fork_server),
         first_steps=first_steps,
         slot_step=slot_step,
         signals=signals,

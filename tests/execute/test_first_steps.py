@@ -14,17 +14,21 @@ from typing import Any
 import pytest
 
 from hpctrain import timeouts
-from hpctrain.config import ScalingConfig
+from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.execute import first_steps
+from hpctrain.execute import executor, first_steps
 from hpctrain.execute.first_steps import FirstSteps, begin_first_steps
+from hpctrain.execute.health import Health
+from hpctrain.execute.rank_forks import RankForks
+from hpctrain.execute.stored_executor import open_executor
 from hpctrain.plan import spec
 from hpctrain.plan.launch_plan import FirstStart, LaunchPlan
 from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.plan.spec import RunSpec
 from hpctrain.result import Result
-from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.testing.fake_ranks import FakeRanks
 from hpctrain.testing.slurm import VirtualCluster
 from tests.plans import SETTINGS, make_plan
 
@@ -70,6 +74,22 @@ def begin(
         return begin_first_steps(paths, make_spec(plan))
 
     return begin
+
+
+class Group(FakeRanks):
+    """A group whose ranks do not come."""
+
+    missing_nodes = ()
+
+    def __init__(self, *, placement: Any, **_: Any) -> None:
+        super().__init__(placement.num_workers)
+        self.health = Health()
+
+    def start(self, timeout_s: float) -> None:
+        raise LaunchError("no rank has come")
+
+    def shutdown(self, patience_s: float) -> None:
+        pass
 
 
 def make_spec(plan: LaunchPlan | None) -> RunSpec:
@@ -145,6 +165,32 @@ def test_agents_of_an_attempt_that_runs_are_left_to_it_however_long_it_takes(
     clock[0] += 10 * timeouts.EXECUTOR_CONNECTION_S
     assert steps.take(2) is None
     assert "closed" not in steps.agents.acts
+
+
+def test_the_run_says_why_ranks_that_started_first_were_not_forked(
+    begin: Any, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "ranks share a CPU"
+
+    def start_ranks(*_: Any, fork_server: RankForks, **__: Any) -> Step:
+        fork_server.note([reason])
+        return Step()
+
+    monkeypatch.setattr(first_steps, "start_ranks", start_ranks)
+    monkeypatch.setattr(executor, "WorkerGroup", Group)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    plan = make_plan("slurm")
+    made = make_spec(plan)
+    run_spec = replace(
+        made,
+        settings=replace(made.settings, preload=("wave",)),
+        executor=spec.pack((RunConfig(name="run"), plan, None), what="the plan"),
+    )
+    steps = begin_first_steps(paths, run_spec)
+    with pytest.raises(LaunchError, match="no rank has come"):
+        open_executor(paths, b"", run_spec, first_steps=steps).run()
+    noted = [e["reason"] for e in read_events(paths) if e["event"] == "not-forked"]
+    assert noted == [reason]
 
 
 @pytest.mark.parametrize(
