@@ -54,6 +54,7 @@ _SLURM_OVERRIDES = "HPCTRAIN_SLURM"
 _FORK_SERVER = "HPCTRAIN_FORK_SERVER"
 _HUB_FANOUT = "HPCTRAIN_HUB_FANOUT"
 _NOT_FORKED = "HPCTRAIN_NOT_FORKED"
+_REASON_CHARACTERS = 2000
 
 # What launchers set for each process that they start, and no library reads when it is imported.
 _OF_LAUNCHER_PREFIXES = (
@@ -268,6 +269,12 @@ def take_not_forked() -> str:
     The variable is deleted. It is that of `hpctrain.worker.fork_client`.
     """
     return os.environ.pop(_NOT_FORKED, "")
+
+
+def keep_not_forked(reason: str) -> None:
+    """Keep for `take_not_forked` why this rank imports its modules itself, also beyond an exec."""
+    # The kernel takes 128 KiB of a variable.
+    os.environ[_NOT_FORKED] = reason[:_REASON_CHARACTERS]
 
 
 def launched_rank() -> int:

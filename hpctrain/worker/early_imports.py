@@ -12,8 +12,8 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
+from hpctrain import environ
 from hpctrain.log import flush_output
 from hpctrain.worker.uncollected import uncollected
 
@@ -39,19 +39,39 @@ def import_early(argv: Sequence[str]) -> None:
     """Import what the command line of this rank names. Not collective. Never raises.
 
     Where a file of the user's has the name of a module that came from elsewhere, which the rank
-    would have found first, it begins once more without.
+    would have found first, it begins once more without. So it does where an import fails: half of a
+    package may be left, with which the training would fail in another way.
     """
     asked = next((word for word in argv if word.startswith(_OPTION)), None)
     if asked is None:
         return
     content = json.loads(asked.removeprefix(_OPTION))
-    from hpctrain.worker.preload import is_of_library, shadowed
+    from hpctrain.worker.preload import shadowed
 
-    # What fails here fails in the training too, and then the user is told.
-    with uncollected(), suppress(Exception):
-        for name in content["modules"]:
-            if name != _MAIN and is_of_library(name):
-                importlib.import_module(name)
-    if shadowed(content["own_places"]):
+    with uncollected():
+        failure = _import(content["modules"])
+    if failure:
+        environ.keep_not_forked(failure)
+    if failure or shadowed(content["own_places"]):
         flush_output()
         os.execv(sys.executable, [word for word in sys.orig_argv if word != asked])
+
+
+def _import(modules: Iterable[str]) -> str:
+    """Import modules of libraries; return which one fails, and how, or nothing."""
+    from hpctrain.worker.preload import is_of_library
+
+    for name in modules:
+        try:
+            if name != _MAIN and is_of_library(name):
+                importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            if not _is_absent(name, error):
+                return f"the import of {name} fails: {error!r}"
+    return ""
+
+
+def _is_absent(name: str, error: BaseException) -> bool:
+    """Return whether a package is whole, and only lacks a module."""
+    is_not_found = isinstance(error, ModuleNotFoundError) and error.name == name
+    return is_not_found and name.rpartition(".")[0] in sys.modules

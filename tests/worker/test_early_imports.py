@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+
+import pytest
 
 from hpctrain.worker.early_imports import with_imports
 
@@ -21,8 +24,29 @@ print(len([word for word in sys.argv if word.startswith("--import-first=")]), gc
 """
 
 
-def run(tmp_path: Path, modules: Sequence[str], *, own: str = "") -> list[str]:
-    (tmp_path / "rank.py").write_text(PROGRAM)
+TRAINING = """
+import os
+print(os.environ["HPCTRAIN_NOT_FORKED"])
+try:
+    import half
+except BaseException as error:
+    print(repr(error))
+"""
+
+
+def run(
+    tmp_path: Path,
+    modules: Sequence[str],
+    *,
+    own: str = "",
+    library: Mapping[str, str] = MappingProxyType({}),
+    training: str = "",
+) -> list[str]:
+    (tmp_path / "rank.py").write_text(PROGRAM + training)
+    packages = tmp_path / "site-packages"
+    for name, content in library.items():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(content)
     place = tmp_path / "own"
     place.mkdir()
     (place / "own.py").touch()
@@ -32,7 +56,7 @@ def run(tmp_path: Path, modules: Sequence[str], *, own: str = "") -> list[str]:
     done = subprocess.run(
         with_imports([sys.executable, "-m", "rank", "1"], asked),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(place), str(packages)])},
         capture_output=True,
         text=True,
         timeout=60,
@@ -45,8 +69,23 @@ def test_a_rank_alone_imports_what_libraries_have_and_leaves_the_users_own(tmp_p
     assert run(tmp_path, ["wave", "own", "not_installed"]) == ["['wave']", "1 True"]
 
 
-def test_an_import_that_fails_is_left_to_the_training(tmp_path: Path) -> None:
-    assert run(tmp_path, ["wave", "json.no_such_module"]) == ["['wave']", "1 True"]
+def test_a_module_that_a_library_lacks_is_left_to_the_training(tmp_path: Path) -> None:
+    assert run(tmp_path, ["json.no_such_module", "wave"]) == ["['wave']", "1 True"]
+
+
+@pytest.mark.parametrize("end", ["raise RuntimeError('no licence')", "raise SystemExit(3)"])
+def test_an_import_that_fails_fails_in_the_training_in_the_same_way(
+    tmp_path: Path, end: str
+) -> None:
+    # With what a first try leaves it would be another error.
+    first = "import sys\nassert 'half.part' not in sys.modules, 'half of it is there'\n"
+    library = {"half/__init__.py": f"{first}import half.part\n{end}", "half/part.py": ""}
+    assert run(tmp_path, ["wave", "half"], library=library, training=TRAINING) == [
+        "[]",
+        "0 True",
+        f"the import of half fails: {end.removeprefix('raise ')}",
+        end.removeprefix("raise "),
+    ]
 
 
 def test_a_rank_begins_once_more_where_a_file_of_the_users_has_the_name_of_a_library(
