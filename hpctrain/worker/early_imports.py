@@ -20,6 +20,7 @@ from hpctrain.worker.uncollected import uncollected
 _OPTION = "--import-first="
 # It runs already, under another name.
 _MAIN = "hpctrain.worker.main"
+_MPI = "mpi4py"
 
 
 def with_imports(command: Iterable[str], asked: str) -> list[str]:
@@ -59,12 +60,18 @@ def import_early(argv: Sequence[str]) -> None:
 
 def _import(modules: Iterable[str]) -> str:
     """Import modules of libraries; return which one fails, and how, or nothing."""
+    # Executors import this module for their commands.
+    from hpctrain.worker import mpi
     from hpctrain.worker.preload import is_of_library
 
-    for name in modules:
+    for name in (_MPI, *modules):
         try:
             if name != _MAIN and is_of_library(name):
                 importlib.import_module(name)
+                if name == _MPI:
+                    # A module that imports mpi4py.MPI would wait here for the other ranks, and no
+                    # process that has initialised MPI can execute itself.
+                    mpi.keep_uninitialized()
         except (Exception, SystemExit) as error:
             if not _is_absent(name, error):
                 return f"the import of {name} fails: {error!r}"

@@ -30,6 +30,16 @@ def initialized_world_size() -> int | None:
     return int(module.COMM_WORLD.Get_size())
 
 
+def keep_uninitialized() -> None:
+    """Let no import of ``mpi4py.MPI`` initialise MPI, nor the end of Python finalise it.
+
+    Not collective. Loads no MPI library.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+
+
 def initialize() -> Comm:
     """Initialise MPI and return a duplicate of the world, for hpctrain's own use. Collective.
 
@@ -41,9 +51,7 @@ def initialize() -> Comm:
     LaunchError
         If there is no MPI library, or it reports that it could not start.
     """
-    import mpi4py
-
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    keep_uninitialized()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -88,6 +88,11 @@ def test_an_import_that_fails_fails_in_the_training_in_the_same_way(
     ]
 
 
+def test_no_import_initialises_mpi(tmp_path: Path) -> None:
+    library = {"asks.py": "from mpi4py import MPI\nprint(MPI.Is_initialized())"}
+    assert run(tmp_path, ["asks"], library=library) == ["False", "[]", "1 True"]
+
+
 def test_a_rank_begins_once_more_where_a_file_of_the_users_has_the_name_of_a_library(
     tmp_path: Path,
 ) -> None:
