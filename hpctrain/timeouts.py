@@ -229,6 +229,12 @@ FORK_CLIENTS_S = Timeout(
     "the ranks of a node to come to its fork server, from the first to the last, in a step",
     "a later rank imports its modules itself",
 )
+EARLY_IMPORTS_S = Timeout(
+    120.0,
+    "early_imports",
+    "the imports of a rank alone on its node, before it connects",
+    "it prints its stack into ``launcher.out``, each time, and goes on",
+)
 FORKED_RANK_S = Timeout(
     10.0,
     "forked_rank",

@@ -265,6 +265,9 @@ class Rendezvous:
             where = f", and these hang in MPI_Init: {', '.join(named[:_MAX_NAMED])}{more}"
         if reasons:
             where += f". Stacks: {self._stacks}"
+        if len(self._begun) < self._size:
+            # Those that import first have not, and print where they are.
+            where += f". Output of the others: {self._step.log}"
         return (
             f"{len(self.workers)} of {self._size} ranks joined within "
             f"{timeouts.describe(timeout_s)}; {len(self._begun)} processes had begun{where}."

@@ -7,13 +7,15 @@ executor are starting too, and not after them.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.log import flush_output
 from hpctrain.worker.uncollected import uncollected
 
@@ -21,6 +23,7 @@ _OPTION = "--import-first="
 # It runs already, under another name.
 _MAIN = "hpctrain.worker.main"
 _MPI = "mpi4py"
+_ERRORS = 2
 
 
 def with_imports(command: Iterable[str], asked: str) -> list[str]:
@@ -49,13 +52,25 @@ def import_early(argv: Sequence[str]) -> None:
     content = json.loads(asked.removeprefix(_OPTION))
     from hpctrain.worker.preload import shadowed
 
-    with uncollected():
+    with uncollected(), _showing_where():
         failure = _import(content["modules"])
     if failure:
         environ.keep_not_forked(failure)
     if failure or shadowed(content["own_places"]):
         flush_output()
         os.execv(sys.executable, [word for word in sys.orig_argv if word != asked])
+
+
+@contextmanager
+def _showing_where() -> Iterator[None]:
+    """Print the stack of this process if it is here for long: no executor can ask for it yet."""
+    # The thread of faulthandler needs no GIL, which an import keeps while it maps a library, for
+    # ever from a filesystem that does not answer.
+    faulthandler.dump_traceback_later(timeouts.EARLY_IMPORTS_S, repeat=True, file=_ERRORS)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _import(modules: Iterable[str]) -> str:

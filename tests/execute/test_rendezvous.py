@@ -28,6 +28,7 @@ class Waiting:
     """An srun that waits for a node without end."""
 
     argv = ("srun", "true")
+    log = Path("launcher.out")
 
     def returncode(self) -> None:
         return None
@@ -57,3 +58,19 @@ def test_a_node_that_goes_down_before_its_agent_has_come_ends_the_start():
     # The next attempt finds that it cannot have the node.
     assert raised.value.transient
     assert answers == []
+
+
+def test_ranks_that_have_not_begun_in_time_are_looked_for_where_they_print():
+    step: Any = Waiting()
+    rendezvous = Rendezvous(
+        lambda timeout_s: [],
+        examine=lambda pids, silent: None,
+        step=step,
+        agents=None,
+        size=2,
+        stacks=Path("stacks"),
+        health=Health(),
+    )
+    message = "0 processes had begun. Output of the others: launcher.out."
+    with pytest.raises(LaunchError, match=message):
+        rendezvous._await_ranks(0.0)

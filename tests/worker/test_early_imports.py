@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from types import MappingProxyType
 
 import pytest
 
 from hpctrain.worker.early_imports import with_imports
+from tests.waiting import wait_until
 
 PROGRAM = """
 import gc, sys
@@ -91,6 +93,34 @@ def test_an_import_that_fails_fails_in_the_training_in_the_same_way(
 def test_no_import_initialises_mpi(tmp_path: Path) -> None:
     library = {"asks.py": "from mpi4py import MPI\nprint(MPI.Is_initialized())"}
     assert run(tmp_path, ["asks"], library=library) == ["False", "[]", "1 True"]
+
+
+def test_an_import_that_does_not_end_says_where_it_is(tmp_path: Path) -> None:
+    answers, errors = tmp_path / "answers", tmp_path / "errors"
+    os.mkfifo(answers)
+    library = tmp_path / "site-packages/waits.py"
+    library.parent.mkdir()
+    library.write_text(f"print(open({str(answers)!r}).read())")
+    (tmp_path / "rank.py").write_text(
+        f"from hpctrain import timeouts\ntimeouts.EARLY_IMPORTS_S = 0.2\n{PROGRAM}"
+    )
+    asked = json.dumps({"modules": ["waits"], "own_places": []})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(library.parent)])}
+    command = with_imports([sys.executable, "rank.py"], asked)
+    with errors.open("w") as printed:
+        rank = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=PIPE, stderr=printed, text=True
+        )
+    try:
+        # Without a writer it waits, as for a filesystem that does not answer.
+        where = f'File "{library}", line 1 in <module>'
+        wait_until(lambda: where in errors.read_text(), "its stack", process=rank)
+        answers.write_text("at last")
+        output, _ = rank.communicate(timeout=60.0)
+    finally:
+        rank.kill()
+        rank.wait()
+    assert output.splitlines() == ["at last", "[]", "1 True"]
 
 
 def test_a_rank_begins_once_more_where_a_file_of_the_users_has_the_name_of_a_library(
