@@ -113,6 +113,9 @@ class AllocationRunner(LocalRunner):
     def _offer(self, trial: Trial, submission: Submission, variables: Mapping[str, str]) -> str:
         return self._slot_steps.take(trial.trial_id, submission, nodes=trial.slot.nodes)
 
+    def _withdraw(self, trial: Trial) -> None:
+        self._slot_steps.give_back(trial.trial_id, is_clean=False)
+
     def _share_of(self, trial: Trial, scaling: ScalingConfig) -> Mapping[str, AllocatedNode] | None:
         need = need_on_nodes(scaling)
         return {

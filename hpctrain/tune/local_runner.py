@@ -311,17 +311,24 @@ class LocalRunner:
         # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
         self._let_go(trial)
         pipe = self._pipes[trial.trial_id] = StopPipe()
-        slot = RunSlot(
-            variables=variables,
-            template=self._template,
-            pipe=pipe,
-            fork_server=self._offer(trial, submission, variables),
-        )
-        submit_prepared(submission, slot=slot, policy="auto")
+        try:
+            slot = RunSlot(
+                variables=variables,
+                template=self._template,
+                pipe=pipe,
+                fork_server=self._offer(trial, submission, variables),
+            )
+            submit_prepared(submission, slot=slot, policy="auto")
+        except BaseException:
+            self._withdraw(trial)
+            raise
 
     def _offer(self, trial: Trial, submission: Submission, variables: Mapping[str, str]) -> str:
         """Return by what the ranks of a trial begin without imports; empty without that."""
         return self._rank_templates.offer(submission, variables)
+
+    def _withdraw(self, trial: Trial) -> None:
+        """Take back what was offered to a trial that cannot begin."""
 
     def _let_go(self, trial: Trial) -> None:
         """Close the pipe to the executor of a trial, if there is one."""

@@ -78,7 +78,11 @@ class SlotSteps:
                 if environ.wants_fork_server():
                     log_once(f"trials begin with steps of their own: {reason}")
                 return ""
-            step = _Step(shape, node=plan.placement.nodes[0])
+            try:
+                step = _Step(shape, node=plan.placement.nodes[0])
+            except OSError as error:
+                log_once(f"trials begin with steps of their own: that of a slot fails: {error}")
+                return ""
             self._steps.append(step)
         step.trial = trial
         return step.ticket

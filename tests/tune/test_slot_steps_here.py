@@ -1,0 +1,104 @@
+"""Steps of slots whose srun is a script that starts what it is given on this machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpctrain.errors import ConfigError
+from hpctrain.plan.argv import slice_srun_args
+from hpctrain.tune import local_runner, slot_steps
+from hpctrain.tune.allocation_runner import AllocationRunner
+from hpctrain.tune.slot_steps import SlotSteps
+from hpctrain.tune.trial import Trial
+from tests.plans import make_plan
+
+# Its options, and not those of the command.
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
+
+
+@pytest.fixture(autouse=True)
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The script, for this test."""
+    path = tmp_path / "bin" / "srun"
+    path.parent.mkdir()
+    path.write_text(SRUN)
+    path.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(slot_steps, "find_own_hydra", lambda: True)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return path
+
+
+@pytest.fixture
+def steps() -> Iterator[SlotSteps]:
+    with closing(SlotSteps()) as made:
+        yield made
+
+
+def make_submission(cpus: int = 1) -> Any:
+    """Return a trial of one worker on one node."""
+    plan = make_plan("allocation", num_workers=1, cpus=cpus)
+    placement = replace(plan.placement, nodes=("node1",))
+    plan = replace(plan, placement=placement, srun_args=slice_srun_args(placement))
+    return SimpleNamespace(plan=plan)
+
+
+def take(steps: SlotSteps, trial: str) -> str:
+    return steps.take(trial, make_submission(), nodes=("node1",))
+
+
+def test_the_step_of_a_trial_is_that_of_the_next_one(steps: SlotSteps) -> None:
+    ticket = take(steps, "a")
+    assert ticket
+    steps.give_back("a", is_clean=True)
+    assert take(steps, "b") == ticket
+    assert take(steps, "c") not in ("", ticket)
+
+
+def test_a_trial_that_cannot_begin_leaves_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step would have the CPUs of the slot, and the next one wait for them."""
+    taken = []
+
+    def refuse(submission: object, *, slot: Any, policy: str) -> None:
+        taken.append(int(slot.fork_server.split(":")[0]))
+        raise ConfigError("the directory is not trusted")
+
+    monkeypatch.setattr(local_runner, "submit_prepared", refuse)
+    runner = AllocationRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
+    with closing(runner):
+        with pytest.raises(ConfigError, match="trusted"):
+            runner._begin(Trial(trial_id="trial_00000", config={}), make_submission())
+        (step,) = runner._slot_steps._ending
+        assert step._process.pid == taken[0]
+        # It ends by itself.
+        step._process.wait(60)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOENT])
+def test_a_step_that_cannot_be_started_costs_no_trial(
+    steps: SlotSteps,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    assert take(steps, "a") == ""
+    assert os.strerror(number) in capfd.readouterr().err
