@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _LOOK_INTERVAL_S = 0.01
 _LOST = -9
+_ADDRESS_BEGINS = '{"addresses"'
 _ENDED = b"\1" + 7 * b"\0"
 # By these a process would be the only task of the step.
 _OF_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS")
@@ -181,15 +182,15 @@ class SlotStep:
     def _await_start(self) -> Mapping[str, object]:
         deadline = Deadline(timeouts.SLOT_STEP_S)
         while self._reached_by is None:
-            is_there = self._is_there()
+            if not self._is_there():
+                raise SlotStepError("it has ended")
             with suppress(OSError):
                 # What the step has printed: srun is a process of this host, and of this user.
-                line, found, _ = Path(f"/proc/{self._srun}/fd/1").read_text().partition("\n")
-                if is_there and found:
-                    self._reached_by = json.loads(line)
+                printed = Path(f"/proc/{self._srun}/fd/1").read_text(errors="replace")
+                # Its process id may be another's by now.
+                if self._is_there() and (found := find_address(printed)) is not None:
+                    self._reached_by = found
                     break
-            if not is_there:
-                raise SlotStepError("it has ended")
             if deadline.is_over:
                 raise SlotStepError(
                     f"it has not started within {timeouts.describe(timeouts.SLOT_STEP_S)}"
@@ -199,6 +200,21 @@ class SlotStep:
 
     def _is_there(self) -> bool:
         return process_start_time(self._srun) == self._srun_start
+
+
+def find_address(printed: str) -> Mapping[str, object] | None:
+    """Return how the step of a slot is reached, by what it has printed; None if not known yet.
+
+    Pure. A task prolog, and whatever Python starts with, may print before it.
+    """
+    for line in printed.splitlines(keepends=True):
+        begins = line.find(_ADDRESS_BEGINS)
+        if begins >= 0 and line.endswith("\n"):
+            with suppress(ValueError):
+                found = json.loads(line[begins:])
+                if isinstance(found, dict):
+                    return found
+    return None
 
 
 def make_ticket(srun: int, mark: str) -> str:

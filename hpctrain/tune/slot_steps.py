@@ -29,6 +29,13 @@ from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.slurm.steps import end_marked_steps
 from hpctrain.worker.threads import explain_binding
 
+# With them srun would close the input of the step, or lead its output elsewhere (man srun).
+_OUTPUT_VARIABLES = (
+    "SLURM_LABELIO",
+    "SLURM_STDERRMODE",
+    "SLURM_STDINMODE",
+    "SLURM_STDOUTMODE",
+)
 _LAST_BYTES = 4096
 _MOST_UNUSED = 3
 
@@ -145,7 +152,7 @@ class _Step:
         self._mark = secrets.token_hex(8)
         variables = environ.without_export_variables(environ.environment())
         variables = environ.without_launcher_variables(variables)
-        for name in (*STEP_VARIABLES, *GPU_VARIABLES, *MEMORY_VARIABLES):
+        for name in (*STEP_VARIABLES, *GPU_VARIABLES, *MEMORY_VARIABLES, *_OUTPUT_VARIABLES):
             variables.pop(name, None)
         variables[environ.STEP_MARK] = self._mark
         # Executors read there how it is reached; nothing is left of it with srun.

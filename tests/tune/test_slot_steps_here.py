@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import ConfigError
+from hpctrain.execute.slot_step import SlotStep
 from hpctrain.plan.argv import slice_srun_args
 from hpctrain.tune import local_runner, slot_steps
 from hpctrain.tune.allocation_runner import AllocationRunner
 from hpctrain.tune.slot_steps import SlotSteps
 from hpctrain.tune.trial import Trial
-from tests.plans import make_plan
+from tests.plans import SETTINGS, make_plan
 
 # Its options, and not those of the command.
 SRUN = """#!/bin/sh
@@ -102,3 +103,22 @@ def test_a_step_that_cannot_be_started_costs_no_trial(
     monkeypatch.setattr(subprocess, "Popen", fail)
     assert take(steps, "a") == ""
     assert os.strerror(number) in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("noise", ["echo of the prolog", "printf '0: '", "printf '\\377\\n'"])
+def test_what_is_printed_before_the_step_says_how_it_is_reached_costs_nothing(
+    steps: SlotSteps, srun: Path, noise: str
+) -> None:
+    srun.write_text(SRUN.replace("exec", f"{noise}\nexec"))
+    sock, _ = SlotStep(take(steps, "a"), SETTINGS).connect()
+    sock.close()
+
+
+@pytest.mark.parametrize("mode", ["LABELIO", "STDERRMODE", "STDINMODE", "STDOUTMODE"])
+def test_the_input_and_output_of_a_step_are_what_the_tuner_gives_it(
+    steps: SlotSteps, srun: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv(f"SLURM_{mode}", "none")
+    srun.write_text(SRUN.replace("exec", f"test -z $SLURM_{mode} || exit 1\nexec"))
+    sock, _ = SlotStep(take(steps, "a"), SETTINGS).connect()
+    sock.close()
