@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import math
 import os
 import secrets
 import selectors
@@ -32,7 +33,7 @@ from hpctrain.control.proof import Credentials, Seal
 from hpctrain.control.strangers import Strangers
 from hpctrain.control.wire import Frame, FrameSocket
 from hpctrain.execute.fork_server import ForkServers
-from hpctrain.execute.process import descendants
+from hpctrain.execute.process import descendants, process_start_time
 from hpctrain.execute.slot_job import OF_RANKS, SlotJob
 from hpctrain.worker.forked import show_command
 
@@ -108,8 +109,7 @@ class SlotHost:
                 job.flush()
                 if job.is_over:
                     self._jobs.remove(job)
-                    if not self._jobs:
-                        self._end_leftovers()
+                    self._end_leftovers()
             self._strangers.drop_silent(time.monotonic())
         self._strangers.close()
         if self._forks is not None:
@@ -162,9 +162,15 @@ class SlotHost:
 
     def _end_leftovers(self) -> None:
         """End what ranks have started and left behind, as Slurm does at the end of a step."""
-        own = {os.getpid(), None if self._forks is None else self._forks.pid}
         for _ in range(_CLEANUPS):
-            left = [pid for pid in descendants(os.getpid()) if pid not in own]
+            # Before those that are in use: what these start meanwhile is in neither.
+            left = descendants(os.getpid())
+            used = {None if self._forks is None else self._forks.pid}
+            for job in self._jobs:
+                used |= job.processes()
+            # What has begun later may be of other ranks, whichever parent it has by now.
+            since = min((job.ranks_since for job in self._jobs), default=math.inf)
+            left = [pid for pid in left if pid not in used and _begin_of(pid) < since]
             if not left:
                 return
             for pid in left:
@@ -175,6 +181,11 @@ class SlotHost:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(_BUSY_TICK_S)
+
+
+def _begin_of(pid: int) -> float:
+    # One that has ended is collected.
+    return process_start_time(pid) or 0
 
 
 def _become_agent(asked: Mapping[str, list[str]], environment: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -15,7 +16,7 @@ from hpctrain import timeouts
 from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.offered_fork_server import OfferedForkServer
-from hpctrain.execute.process import descendants
+from hpctrain.execute.process import descendants, process_start_time
 from hpctrain.execute.rank_forks import IN_SLOT, client_argv
 
 _READ_BYTES = 2**16
@@ -51,6 +52,8 @@ class SlotJob:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: int | None = None
         self._ranks: OfferedForkServer | None = None
+        self._server: int | None = None
+        self._begun = 0
         self.is_over = False
         """Whether the executor is gone, and so is what it has asked for."""
         selector.register(client, selectors.EVENT_READ, self._hear)
@@ -59,6 +62,17 @@ class SlotJob:
     def has_more(self) -> bool:
         """Whether something waits to be sent."""
         return not self.is_over and self._client.pending_bytes > 0
+
+    @property
+    def ranks_since(self) -> float:
+        """When the launcher of its ranks has begun, in clock ticks since boot; ``inf`` without."""
+        return math.inf if self._process is None or self._pidfd is None else self._begun
+
+    def processes(self) -> set[int | None]:
+        """Return the processes that it needs, as far as they are known."""
+        if self._pidfd is None:
+            return set()
+        return {self._pid, self._server, *descendants(self._pid)}
 
     def flush(self) -> None:
         """Send what can be sent without waiting."""
@@ -104,7 +118,7 @@ class SlotJob:
         with _ignoring(OF_RANKS):
             forks.command(command, environment)
         if forks.name:
-            self._ranks = OfferedForkServer(forks.name)
+            self._ranks, self._server = OfferedForkServer(forks.name), forks.pid
             self._ranks.command(command, environment)
         # Where there is no server, it is the rank itself.
         launched = client_argv(forks.name or "none", command, asked=IN_SLOT)
@@ -139,6 +153,7 @@ class SlotJob:
 
     def _watch(self, pid: int, output: int, *, reasons: Sequence[str] = ()) -> None:
         self._pid, self._output, self._pidfd = pid, output, os.pidfd_open(pid)
+        self._begun = process_start_time(pid) or 0
         os.set_blocking(output, False)
         self._selector.register(output, selectors.EVENT_READ, self._pass_on)
         self._selector.register(self._pidfd, selectors.EVENT_READ, self._reap)

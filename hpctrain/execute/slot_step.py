@@ -314,6 +314,7 @@ class SlotProcess(StepProcess):
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._frames.close()
         super().close()
 
     def _post(self, raw: bytes) -> None:

@@ -272,6 +272,34 @@ def test_what_a_trial_leaves_behind_ends_before_the_next_one(
     assert first["host"] == second["host"] != 0
 
 
+LEFT_BY_ATTEMPT = """
+import subprocess
+
+def train(config):
+    where(config)
+    before = FOLDER / "left"
+    if not before.exists():
+        subprocess.run(["sh", "-c", f"setsid sleep 600 & echo $! > {before}"], check=True)
+        assert Path("/proc", before.read_text().strip()).exists()
+        raise ValueError("no more")
+    hpctrain.report({"alive": Path("/proc", before.read_text().strip()).exists()})
+
+results = tune.Tuner(
+    train,
+    run_config=run_config(failure_config=FailureConfig(max_failures=1)),
+).fit()
+assert not results.errors, results.errors
+assert [result.metrics["alive"] for result in results] == [False]
+"""
+
+
+def test_what_an_attempt_leaves_behind_ends_before_the_next_one(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    first, second = sweep(virtual_slurm, tmp_path, LEFT_BY_ATTEMPT)
+    assert first["host"] == second["host"] != 0
+
+
 FAILS = """
 def train(config):
     where(config)
