@@ -305,7 +305,8 @@ class Executor:
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
         if isinstance(error, LaunchError) and not can_leave_out and self._plan.in_job:
-            self._mpi = self._other_mpi()
+            # Those of a slot have the wheel's mpiexec, whatever the plan says.
+            self._mpi = self._plan.mpi if self._agents.failed_in_slot else self._other_mpi()
         self._note_restart(describe_cause(error), decision, after=str(error)[:400], mpi=self._mpi)
         time.sleep(decision.delay_s)
 

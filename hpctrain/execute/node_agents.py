@@ -74,6 +74,8 @@ class NodeAgents:
         self._secret_file: Path | None = None
         self.socket = ""
         """Name of the socket for the ranks of a node, with ``%N`` for the node's."""
+        self.failed_in_slot = False
+        """Whether ranks of this attempt did not start in the step of the run's slot."""
 
     @property
     def node_timeout_s(self) -> float:
@@ -118,7 +120,7 @@ class NodeAgents:
         if self._hub is not None and (nodes, attempt) == (self._nodes, self._attempt):
             # They were gathered for this attempt before: its ranks may have come by now.
             return self._hub
-        self._attempt = attempt
+        self._attempt, self.failed_in_slot = attempt, False
         if self._hub is not None and self._are_there(nodes):
             self._hub.begin_attempt(attempt)
             return self._hub
@@ -136,6 +138,7 @@ class NodeAgents:
     def give_slot_step_up(self, reason: str) -> None:
         """Start in no step of a slot from here on, if the run has one. Not collective."""
         if (slot := self.slot_step) is not None:
+            self.failed_in_slot = True
             self.close()
             slot.give_up(reason)
 

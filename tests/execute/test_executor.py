@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, W
 from hpctrain.execute import attempt_executor, executor
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.health import Health
+from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
@@ -33,9 +35,11 @@ class FakeGroup(FakeRanks):
     missing_nodes = ()
     hostnames = ("node0", "node1")
 
-    def __init__(self, *, placement: Any, attempt: int, **_: Any) -> None:
+    def __init__(
+        self, *, placement: Any, attempt: int, agents: NodeAgents, mpi: str, **_: Any
+    ) -> None:
         super().__init__(placement.num_workers)
-        self.attempt = attempt
+        self.attempt, self.agents, self.mpi = attempt, agents, mpi
         self.health = Health()
         self.patience: list[float] = []
         FakeGroup.made.append(self)
@@ -83,13 +87,21 @@ class Run:
         self.paths.checkpoints.mkdir(parents=True)
         self.ends = Ends()
 
-    def execute(self, *acts: Act, **budgets: Any) -> bool:
+    def execute(
+        self, *acts: Act, launcher: str = "local", slot_step: Any = None, **budgets: Any
+    ) -> bool:
         FakeGroup.acts, FakeGroup.made = list(acts), []
-        plan = make_plan("local")
+        plan = make_plan(launcher)
         config = RunConfig(
             name="run", failure_config=FailureConfig(**budgets), callbacks=[self.ends]
         )
-        made = Executor(paths=self.paths, plan=plan, run_config=config, spec_digest="digest")
+        made = Executor(
+            paths=self.paths,
+            plan=plan,
+            run_config=config,
+            spec_digest="digest",
+            slot_step=slot_step,
+        )
         return made.run()
 
     def events(self, *names: str) -> list[dict[str, Any]]:
@@ -197,3 +209,23 @@ def test_a_signal_outside_of_a_job_stops_the_run(run: Run):
         run.execute(interrupt, max_failures=-1)
     assert run.status.state is RunState.STOPPED
     assert len(FakeGroup.made) == 1
+
+
+def test_ranks_that_did_not_start_in_the_step_of_a_slot_start_as_if_there_had_been_none(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By srun: with our mpiexec, as in the slot, they would share CPUs with other trials."""
+    monkeypatch.setattr(executor, "other_mpi", lambda mpi, *, tried: "wheel")
+
+    def fail_in_slot(ranks: FakeGroup) -> None:
+        ranks.agents.give_slot_step_up("no slots")
+        refuse(transient=True)(ranks)
+
+    def fail_in_own(ranks: FakeGroup) -> None:
+        ranks.agents.failed_in_slot = False
+        refuse(transient=True)(ranks)
+
+    slot = Mock(is_usable=True)
+    slot.give_up.side_effect = lambda _: setattr(slot, "is_usable", False)
+    assert run.execute(fail_in_slot, fail_in_own, finish, launcher="allocation", slot_step=slot)
+    assert [group.mpi for group in FakeGroup.made] == ["auto", "auto", "wheel"]

@@ -565,3 +565,6 @@ def test_ranks_that_do_not_start_in_the_step_start_in_one_of_their_own(
     assert "starts steps of its own, and none in the step of its slot: mpiexec ended" in first
     assert "own: 3 in a row could not begin in that of their slot" in printed(tmp_path)
     assert (tmp_path / "sweep" / "trial_00005" / "executor.log").read_text() == ""
+    # By srun: our own mpiexec is what has failed.
+    assert len(Result.from_path(tmp_path / "sweep" / "trial_00000").attempts) == 2
+    assert [place["cpus"] for place in found_places] == 6 * [1]
