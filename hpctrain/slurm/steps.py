@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from hpctrain.slurm.output import parse_step_owners
 _FIRST_LOOK_S = 0.02
 
 
-def end_marked_steps(job_id: str, mark: str, *, timeout_s: float) -> None:
-    """End the steps whose srun has a mark in its environment, and these sruns.
+def end_marked_steps(job_id: str, *marks: str, timeout_s: float) -> None:
+    """End the steps whose srun has one of some marks in its environment, and these sruns.
 
     Not collective. What hydra's or prterun's srun has started outlives an mpiexec that is ended
     before its proxies have called back; and a SIGTERM that srun gets while it launches is lost, or
@@ -29,15 +30,15 @@ def end_marked_steps(job_id: str, mark: str, *, timeout_s: float) -> None:
     ----------
     job_id
         The job.
-    mark
-        Value of the variable `hpctrain.environ.STEP_MARK`.
+    *marks
+        Values of the variable `hpctrain.environ.STEP_MARK`.
     timeout_s
         Seconds until such sruns are killed.
     """
     deadline = time.monotonic() + timeout_s
     seen: set[int] = set()
     pause_s, answers = _FIRST_LOOK_S, True
-    while (sruns := _marked_sruns(mark)) and answers and time.monotonic() < deadline:
+    while (sruns := _marked_sruns(marks)) and answers and time.monotonic() < deadline:
         # One that has no step yet is looked at again.
         for pid in sruns - seen:
             _send(pid, signal.SIGTERM)
@@ -70,14 +71,16 @@ def _cancel_steps(job_id: str, sruns: set[int]) -> bool:
     return True
 
 
-def _marked_sruns(mark: str) -> set[int]:
-    variable = f"{environ.STEP_MARK}={mark}".encode()
+def _marked_sruns(marks: Collection[str]) -> set[int]:
+    variables = {f"{environ.STEP_MARK}={mark}".encode() for mark in marks}
     found = set()
     for entry in os.scandir("/proc"):
         # Processes end while they are looked at, and others' cannot be looked into.
         with suppress(OSError):
             is_srun = entry.name.isdigit() and Path(entry.path, "comm").read_bytes() == b"srun\n"
-            if is_srun and variable in Path(entry.path, "environ").read_bytes().split(b"\0"):
+            if is_srun and not variables.isdisjoint(
+                Path(entry.path, "environ").read_bytes().split(b"\0")
+            ):
                 found.add(int(entry.name))
     return found
 

@@ -136,10 +136,10 @@ class SlotSteps:
         for step in steps:
             step.let_go()
         deadline = Deadline(timeouts.SLOT_STEP_END_S)
-        for step in steps:
-            step.end(deadline.left_s)
-            with suppress(ValueError):
-                self._steps.remove(step)
+        left = [step.mark for step in steps if not step.await_end(deadline.left_s)]
+        if left and (job_id := environ.variable("SLURM_JOB_ID")) is not None:
+            end_marked_steps(job_id, *left, timeout_s=timeouts.SLOT_STEP_END_S)
+        self._steps = [step for step in self._steps if step not in steps]
 
 
 class _Step:
@@ -149,12 +149,13 @@ class _Step:
         self.argv, self.node = argv, node
         self.trial = ""
         """Which trial is in it; empty if it is free."""
-        self._mark = secrets.token_hex(8)
+        self.mark = secrets.token_hex(8)
+        """In the environment of its srun."""
         variables = environ.without_export_variables(environ.environment())
         variables = environ.without_launcher_variables(variables)
         for name in (*STEP_VARIABLES, *GPU_VARIABLES, *MEMORY_VARIABLES, *_OUTPUT_VARIABLES):
             variables.pop(name, None)
-        variables[environ.STEP_MARK] = self._mark
+        variables[environ.STEP_MARK] = self.mark
         # Executors read there how it is reached; nothing is left of it with srun.
         printed = [os.memfd_create(f"hpctrain-slot-{stream}") for stream in ("stdout", "stderr")]
         self._errors = printed[1]
@@ -177,7 +178,7 @@ class _Step:
         with suppress(OSError):
             self._stdin.write(json.dumps(digest_variables(variables)).encode() + b"\n")
             self._stdin.flush()
-        self.ticket = make_ticket(self._process.pid, self._mark)
+        self.ticket = make_ticket(self._process.pid, self.mark)
 
     @property
     def has_ended(self) -> bool:
@@ -185,20 +186,19 @@ class _Step:
         return self._process.poll() is not None
 
     def let_go(self) -> None:
-        """Let it end once no trial is in it."""
+        """Let it end once no trial is in it. Nothing more is known of it then but its end."""
         if not self._stdin.closed:
+            os.close(self._errors)
             with suppress(OSError):
                 self._stdin.close()
             # Nothing else collects its exit status.
             threading.Thread(target=self._process.wait, daemon=True).start()
 
-    def end(self, timeout_s: float) -> None:
-        """Wait for its end, and cancel it if it does not end by itself in time."""
+    def await_end(self, timeout_s: float) -> bool:
+        """Wait for its end; return whether it has come in time."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(timeout_s, 0.0))
-            return
-        if (job_id := environ.variable("SLURM_JOB_ID")) is not None:
-            end_marked_steps(job_id, self._mark, timeout_s=timeouts.SLOT_STEP_END_S)
+        return self.has_ended
 
     def last_words(self) -> str:
         """Return the last line that srun has printed, for the end of a sentence."""

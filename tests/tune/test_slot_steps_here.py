@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain import timeouts
 from hpctrain.errors import ConfigError
 from hpctrain.execute.slot_step import SlotStep
 from hpctrain.plan.argv import slice_srun_args
@@ -122,3 +124,44 @@ def test_the_input_and_output_of_a_step_are_what_the_tuner_gives_it(
     srun.write_text(SRUN.replace("exec", f"test -z $SLURM_{mode} || exit 1\nexec"))
     sock, _ = SlotStep(take(steps, "a"), SETTINGS).connect()
     sock.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_step_that_is_over_leaves_no_descriptor(steps: SlotSteps) -> None:
+    # What is opened once in a process.
+    take(steps, "a")
+    steps.give_back("a", is_clean=False)
+    before = open_files()
+    for trial in "bc":
+        take(steps, trial)
+        steps.give_back(trial, is_clean=False)
+    assert open_files() == before
+
+
+def test_steps_that_do_not_end_are_cancelled_together(
+    steps: SlotSteps, srun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is lost has many: one after another they would take minutes."""
+    srun.write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(timeouts, "SLOT_STEP_END_S", 0.01)
+    cancelled = []
+
+    def cancel(job_id: str, *marks: str, timeout_s: float) -> None:
+        cancelled.append((job_id, marks))
+
+    monkeypatch.setattr(slot_steps, "end_marked_steps", cancel)
+    tickets = [take(steps, trial) for trial in "abc"]
+    for trial in "abc":
+        steps.give_back(trial, is_clean=trial != "b")
+    steps.close()
+    pids, _, marks = zip(*(ticket.split(":") for ticket in tickets), strict=True)
+    try:
+        ((job_id, of_steps),) = cancelled
+        assert (job_id, sorted(of_steps)) == ("7", sorted(marks))
+    finally:
+        for pid in pids:
+            os.kill(int(pid), signal.SIGKILL)
