@@ -24,7 +24,7 @@ import json, signal, subprocess, sys, time
 from pathlib import Path
 from hpctrain import environ
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.worker_group import launcher_variables
+from hpctrain.execute.step_launcher import launcher_variables
 
 kind, *argv = sys.argv[1:]
 job_id = environ.variable("SLURM_JOB_ID")
