@@ -88,25 +88,26 @@ class SlotJob:
             Closes in the fork what belongs to this process.
         """
         reading, writing = os.pipe()
-        null = os.open(os.devnull, os.O_RDONLY)
         try:
             pid = os.fork()
-        except OSError as error:
-            for descriptor in (reading, writing, null):
-                os.close(descriptor)
-            self._refuse(f"it cannot fork: {error.strerror}")
-            return False
-        if pid == 0:
-            os.setsid()
+        except OSError:
             os.close(reading)
-            let_go()
-            for descriptor, number in ((null, 0), (writing, 1), (writing, 2)):
-                os.dup2(descriptor, number)
-            os.close(null)
             os.close(writing)
+            raise
+        if pid == 0:
+            try:
+                os.setsid()
+                os.close(reading)
+                let_go()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                for number in (1, 2):
+                    os.dup2(writing, number)
+                os.close(writing)
+            except BaseException:
+                # It must not go on in the place of its parent.
+                os._exit(1)
             return True
         os.close(writing)
-        os.close(null)
         self._watch(pid, reading)
         return False
 
@@ -152,7 +153,14 @@ class SlotJob:
                 os.close(descriptor)
 
     def _watch(self, pid: int, output: int, *, reasons: Sequence[str] = ()) -> None:
-        self._pid, self._output, self._pidfd = pid, output, os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.close(output)
+            os.kill(pid, signal.SIGKILL)
+            self._collect(pid)
+            raise
+        self._pid, self._output, self._pidfd = pid, output, pidfd
         self._begun = process_start_time(pid) or 0
         os.set_blocking(output, False)
         self._selector.register(output, selectors.EVENT_READ, self._pass_on)
@@ -174,6 +182,10 @@ class SlotJob:
             for frame in frames:
                 self._obey(frame)
         except (ProtocolError, KeyError, ValueError):
+            self._client.closed = True
+        except OSError as error:
+            # Of descriptors or processes, none is left. Other trials are in this step, too.
+            self._refuse(f"it cannot start a process: {error.strerror}")
             self._client.closed = True
         if self._client.closed:
             self._close()
@@ -225,9 +237,12 @@ class SlotJob:
         self._selector.unregister(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = None
+        return self._collect(self._pid)
+
+    def _collect(self, pid: int) -> int:
         if self._process is not None:
             return self._process.wait()
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _kill(self) -> None:
         if self._pidfd is None:

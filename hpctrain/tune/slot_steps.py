@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -221,8 +222,18 @@ def _why_not(plan: LaunchPlan) -> str:
         return "their ranks are in a packed environment"
     if plan.srun_args != slice_srun_args(placement):
         return f"they have options of srun ({' '.join(plan.srun_args)})"
+    if not _has_pidfds():
+        return "the kernel has no pidfd_open, which is new in Linux 5.3"
     if plan.mpi not in ("auto", "wheel") or not find_own_hydra():
         return "their MPI is not that of Python's environment here, with its mpiexec"
     if placement.num_workers > 1:
         return explain_binding({**environ.environment(), **plan.environment})
     return ""
+
+
+def _has_pidfds() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return error.errno not in (errno.ENOSYS, errno.EPERM)
+    return True

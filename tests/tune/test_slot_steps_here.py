@@ -165,3 +165,13 @@ def test_steps_that_do_not_end_are_cancelled_together(
     finally:
         for pid in pids:
             os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_kernel_without_pidfds_has_no_steps_of_slots(
+    steps: SlotSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    assert take(steps, "a") == ""
