@@ -51,6 +51,7 @@ class SlotJob:
         self._pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._output: int | None = None
+        self._is_paused = False
         self._ranks: OfferedForkServer | None = None
         self._server: int | None = None
         self._begun = 0
@@ -62,6 +63,11 @@ class SlotJob:
     def has_more(self) -> bool:
         """Whether something waits to be sent."""
         return not self.is_over and self._client.pending_bytes > 0
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the executor takes less than the process prints."""
+        return self._client.pending_bytes > _MOST_PENDING_BYTES
 
     @property
     def ranks_since(self) -> float:
@@ -76,8 +82,12 @@ class SlotJob:
 
     def flush(self) -> None:
         """Send what can be sent without waiting."""
-        if not self.is_over:
-            self._client.flush()
+        if self.is_over:
+            return
+        self._client.flush()
+        if self._output is not None and self._is_paused and not self._is_behind:
+            self._is_paused = False
+            self._selector.register(self._output, selectors.EVENT_READ, self._pass_on)
 
     def fork(self, let_go: Callable[[], None]) -> bool:
         """Fork this process, with an output of its own; return whether this is the fork.
@@ -201,7 +211,12 @@ class SlotJob:
 
     def _pass_on(self, _: int) -> None:
         """Send the output of the process, as far as the executor takes it."""
-        if self._output is None or self._client.pending_bytes > _MOST_PENDING_BYTES:
+        if self._output is None:
+            return
+        if self._is_behind:
+            # Ready all the time, it would keep this process busy.
+            self._selector.unregister(self._output)
+            self._is_paused = True
             return
         try:
             printed = os.read(self._output, _READ_BYTES)
@@ -214,7 +229,8 @@ class SlotJob:
 
     def _close_output(self) -> None:
         if self._output is not None:
-            self._selector.unregister(self._output)
+            if not self._is_paused:
+                self._selector.unregister(self._output)
             os.close(self._output)
             self._output = None
 

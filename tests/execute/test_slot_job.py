@@ -126,3 +126,37 @@ def test_a_fork_that_cannot_let_go_ends(connect: Callable[..., Connection]) -> N
 
 def fork_with(job: SlotJob, let_go: Callable[[], None]) -> None:
     job.fork(let_go)
+
+
+def test_output_that_the_executor_does_not_take_waits_and_keeps_nobody_busy(
+    connect: Callable[..., Connection],
+) -> None:
+    size = 8 * 2**20
+    connection = connect(launch(f"head -c {size} /dev/zero"))
+    connection.turn_until(lambda: connection.client.pending_bytes > 2**20)
+    # What is ready once more after a turn in which nothing could be done.
+    connection.turn()
+    assert connection.turn(0.2) == 0
+    received = 0
+    has_ended = False
+
+    def take() -> bool:
+        nonlocal received, has_ended
+        for frame in connection.executor.receive():
+            received += len(frame.body)
+            has_ended = has_ended or frame.op == "ended"
+        return has_ended
+
+    connection.turn_until(take)
+    assert received == size
+
+
+def test_a_process_that_ends_while_its_output_waits_is_collected(
+    connect: Callable[..., Connection],
+) -> None:
+    connection = connect(launch("head -c 8000000 /dev/zero"))
+    connection.turn_until(lambda: connection.client.pending_bytes > 2**20)
+    connection.turn()
+    connection.executor.close()
+    connection.turn_until(lambda: connection.job.is_over)
+    assert connection.job.processes() == set()
