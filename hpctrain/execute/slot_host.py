@@ -92,6 +92,7 @@ class SlotHost:
         self._forks: ForkServers | None = None
         self._asked: object = None
         self._is_orphan = False
+        self._collected_at = 0.0
         self._selector.register(
             self._listener,
             selectors.EVENT_READ,
@@ -111,6 +112,7 @@ class SlotHost:
                     self._jobs.remove(job)
                     self._end_leftovers()
             self._strangers.drop_silent(time.monotonic())
+            self._collect_orphans(time.monotonic())
         self._strangers.close()
         if self._forks is not None:
             self._forks.close()
@@ -159,6 +161,23 @@ class SlotHost:
             self._forks.abandon()
         for job in self._jobs:
             job.abandon()
+
+    def _collect_orphans(self, now: float) -> None:
+        """Collect what ranks have started and left behind, and what has ended by itself."""
+        if now - self._collected_at < _TICK_S:
+            return
+        self._collected_at = now
+        with suppress(OSError):
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return
+            used = {None if self._forks is None else self._forks.pid}
+            for job in self._jobs:
+                used |= job.processes()
+            for pid in descendants(os.getpid()):
+                if pid not in used:
+                    # Children of others are among them.
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
 
     def _end_leftovers(self) -> None:
         """End what ranks have started and left behind, as Slurm does at the end of a step."""

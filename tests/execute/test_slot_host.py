@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -109,3 +110,12 @@ def test_what_ranks_of_another_trial_have_started_stays(start: Start) -> None:
     assert second.returncode() is None
     second.close()
     wait_until(lambda: not is_alive(of_second))
+
+
+def test_what_ranks_have_left_behind_and_has_ended_is_no_zombie(start: Start) -> None:
+    """A trial that starts many would reach the limit of processes."""
+    ranks = start(f"{LEAVES}; sleep 600")
+    orphan = left_by(ranks)
+    os.kill(orphan, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{orphan}").exists())
+    assert ranks.returncode() is None
