@@ -352,6 +352,11 @@ _TRAINING_PART = (
     ("most_rank", "integer|null", "that rank"),
     ("least_seconds", "number|null", "of the rank with the least, in that attempt"),
     ("least_rank", "integer|null", "that rank"),
+    (
+        "of_rank_0",
+        "boolean",
+        "whether, of an attempt at least, the waits of rank 0 stand for the mean of the ranks",
+    ),
 )
 _INTERVAL = (
     ("use", "string", "as above"),
