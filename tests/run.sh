@@ -90,7 +90,7 @@ fi
 count_processes() {
     local cores
     cores="$(nproc)"
-    echo $((cores < 2 ? 2 : 4))
+    echo $((cores < 4 ? cores + 1 : 4))
 }
 
 # Tests kill processes, nodes and clusters on a machine that may do other work as well. In CI alone, up to
