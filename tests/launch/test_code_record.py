@@ -252,7 +252,7 @@ def test_a_notebook_has_no_tree_of_a_script(
 ) -> None:
     monkeypatch.chdir(tree)
     run.code.write_text(json.dumps({"of": "an earlier fit()"}))
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert record_code(run, keeps=True).commit == commit_of(str(tree))
     await_records()
     assert not run.code.exists()
@@ -265,7 +265,7 @@ def script_elsewhere(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.parent.mkdir()
     script.touch()
     monkeypatch.chdir(tree)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     return script
 
 

@@ -30,7 +30,7 @@ def test_a_trial_that_had_begun_keeps_the_code_that_it_began_under(
     script = tmp_path / "sweep.py"
     script.write_text("first\n")
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True, timeout=30)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     # What a sweep does between its beginning and its end is not asked here.
     monkeypatch.setattr(tuner.Sweep, "run", lambda self: None)
     run_config = RunConfig(name="sweep", storage_path=str(tmp_path / "runs"), verbose=0)
