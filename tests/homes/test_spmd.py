@@ -255,10 +255,9 @@ def test_ranks_that_are_ended_because_one_waits_in_vain_say_so(tmp_path: Path) -
 
 
 RELAYED = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import hpctrain
-import hpctrain.collective
 from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 from hpctrain.launch.existing_ranks import ExistingRanks
 
@@ -276,7 +275,10 @@ def train(config):
         hpctrain.report({"step": step, "rank": rank}, Checkpoint.from_dict({"rank": rank}))
     if rank == config["dies"]:
         os.kill(os.getpid(), signal.SIGKILL)
-    hpctrain.collective.barrier(timeout_s=600)
+    end = time.monotonic() + 100
+    while config["dies"] >= 0 and time.monotonic() < end:
+        # Not in MPI, whose library may end a rank that sends to one that is gone.
+        time.sleep(0.05)
     return rank
 
 if __name__ == "__main__":
