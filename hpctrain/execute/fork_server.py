@@ -23,7 +23,7 @@ from hpctrain.control import local_socket
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
-from hpctrain.plan.modules import is_own_place
+from hpctrain.plan.modules import own_places
 from hpctrain.plan.spec import RankSettings
 from hpctrain.worker.threads import thread_variables
 
@@ -58,14 +58,14 @@ def fork_server_for(
         return OfferedForkServer(offered)
     if not settings.preload:
         return None
-    own_places = [path for path in settings.sys_path if is_own_place(path)]
+    places = own_places(settings.sys_path)
     if plan.in_job:
         from hpctrain.execute.step_fork_servers import StepForkServers
 
-        return StepForkServers(settings.preload, own_places=own_places)
+        return StepForkServers(settings.preload, own_places=places)
     return ForkServers(
         settings.preload,
-        own_places=own_places,
+        own_places=places,
         environment=rank_environment(plan.threads_per_task, plan.environment),
     )
 

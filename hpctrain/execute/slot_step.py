@@ -28,7 +28,7 @@ from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.log import log
 from hpctrain.own_files import open_log
 from hpctrain.own_time import Deadline
-from hpctrain.plan.modules import is_own_place
+from hpctrain.plan.modules import own_places
 from hpctrain.rundir.files import may_pass
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SlotStep:
         pid, start, self._mark = ticket.split(":")
         self._srun, self._srun_start = int(pid), int(start)
         self._modules = [*dict.fromkeys((*OF_EVERY_RANK, *settings.preload))]
-        self._own_places = [path for path in settings.sys_path if is_own_place(path)]
+        self._own_places = [*own_places(settings.sys_path)]
         self._reached_by: Mapping[str, object] | None = None
         self.is_usable = True
         """Whether it is there, as far as is known."""

@@ -17,7 +17,7 @@ from hpctrain.launch.request import Request, refuse_patterns
 from hpctrain.launch.run_seed import seed_of
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import FirstStart, LaunchPlan
-from hpctrain.plan.modules import ModuleFiles, ModuleFinder, is_own_place
+from hpctrain.plan.modules import ModuleFiles, ModuleFinder, own_places
 from hpctrain.plan.sources import MOST_SOURCE_BYTES, pack_sources
 from hpctrain.plan.spec import (
     LARGE_PICKLE_BYTES,
@@ -127,7 +127,7 @@ def pack_first_start(request: Request, plan: LaunchPlan, sys_path: Sequence[str]
         plan=plan,
         log_to_file=run_config.log_to_file,
         node_timeout_s=run_config.failure_config.node_timeout_s,
-        own_places=tuple(path for path in sys_path if is_own_place(path)),
+        own_places=own_places(sys_path),
     )
     return pack(first, what="the plan")
 

@@ -193,15 +193,19 @@ def _is_own(path: str) -> bool:
     return not any(f"{os.sep}{folder}{os.sep}" in path for folder in _FOREIGN)
 
 
-def is_own_place(path: str) -> bool:
-    """Return whether modules in a directory of ``sys.path`` are the user's own. Pure.
+def own_places(sys_path: Iterable[str]) -> tuple[str, ...]:
+    """Return the directories of ``sys.path`` whose modules are the user's own. Not collective.
 
     Parameters
     ----------
-    path
-        The directory.
+    sys_path
+        Its directories, and archives, which are none.
     """
-    return _is_own(os.path.abspath(path) + os.sep) and not path.endswith(".zip")
+    return tuple(
+        path
+        for path in sys_path
+        if _is_own(os.path.abspath(path) + os.sep) and not path.endswith(".zip")
+    )
 
 
 def _has_own_place(module: Any) -> bool:

@@ -9,7 +9,7 @@ from hpctrain.backend import OF_EVERY_RANK
 from hpctrain.execute.fork_server import ForkServers, rank_environment
 from hpctrain.launch.request import Submission
 from hpctrain.log import log_once
-from hpctrain.plan.modules import is_own_place
+from hpctrain.plan.modules import own_places
 
 _Key = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
 _MOST = 16
@@ -41,7 +41,7 @@ class RankTemplates:
         if plan.launcher != "local" or not environ.wants_fork_server():
             return ""
         modules = tuple(dict.fromkeys((*OF_EVERY_RANK, *settings.preload)))
-        places = tuple(path for path in settings.sys_path if is_own_place(path))
+        places = own_places(settings.sys_path)
         of_executor = {**environ.environment(), **variables}
         environment = rank_environment(
             plan.threads_per_task, plan.environment, of_executor=of_executor
