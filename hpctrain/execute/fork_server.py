@@ -138,10 +138,16 @@ class ForkServers(RankForks):
             return [*command]
         return client_argv(self._server.name, command, client=client)
 
-    def offer(self) -> str:
-        """Return the name of the socket of a server for ranks of others; empty if there is none."""
-        self._renew(self._environment)
-        return self.name
+    def offer(self, environment: Mapping[str, str]) -> str:
+        """Return the name of the socket of a server for ranks of others; empty if there is none.
+
+        Parameters
+        ----------
+        environment
+            Of their launcher.
+        """
+        self._renew(environment)
+        return "" if self._server is None else self._server.name
 
     def take_reasons(self) -> list[str]:
         """Return why ranks were not forked, as far as that was not returned before."""
@@ -168,11 +174,6 @@ class ForkServers(RankForks):
     def pid(self) -> int | None:
         """Process of the server; None if there is none."""
         return None if self._server is None else self._server.pid
-
-    @property
-    def name(self) -> str:
-        """Name of the server's socket; empty if there is none."""
-        return "" if self._server is None else self._server.name
 
     def _renew(self, environment: Mapping[str, str]) -> None:
         """Have a server that is alive and up to date, if there can be one."""

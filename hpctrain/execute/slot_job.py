@@ -127,12 +127,12 @@ class SlotJob:
         """Start a launcher, whose ranks are forked from a server of this step."""
         command = [*asked["command"]]
         with _ignoring(OF_RANKS):
-            forks.command(command, environment)
-        if forks.name:
-            self._ranks, self._server = OfferedForkServer(forks.name), forks.pid
+            name = forks.offer(environment)
+        if name:
+            self._ranks, self._server = OfferedForkServer(name), forks.pid
             self._ranks.command(command, environment)
         # Where there is no server, it is the rank itself.
-        launched = client_argv(forks.name or "none", command, asked=IN_SLOT)
+        launched = client_argv(name or "none", command, asked=IN_SLOT)
         reading, writing = os.pipe()
         try:
             # hydra would end with each of them, and its ranks too (seen with MPICH 5).

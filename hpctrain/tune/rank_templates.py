@@ -54,7 +54,7 @@ class RankTemplates:
         self._servers[key] = servers
         while len(self._servers) > _MOST:
             self._servers.pop(next(iter(self._servers))).close()
-        name = servers.offer()
+        name = servers.offer(environment)
         for reason in servers.take_reasons():
             log_once(f"ranks of trials import for themselves: {reason}")
         return name

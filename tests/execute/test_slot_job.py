@@ -66,7 +66,7 @@ def connect() -> Iterator[Callable[[Callable[[SlotJob], None]], Connection]]:
 def launch(script: str) -> Callable[[SlotJob], None]:
     """Return what starts a script in the place of a launcher of ranks."""
     forks = Mock()
-    forks.name = ""
+    forks.offer.return_value = ""
     forks.take_reasons.return_value = []
     asked: dict[str, Any] = {"argv": ["sh", "-c", script], "command": ["a-rank"], "cwd": "/"}
     return lambda job: job.execute(asked, os.environ, forks)

@@ -512,7 +512,7 @@ def test_a_server_for_many_executors_tells_each_of_its_own_ranks(
     tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
 ) -> None:
     program, servers = Program(tmp_path, variables, WAITS), make_servers()
-    first, second = (OfferedForkServer(servers.offer()) for _ in range(2))
+    first, second = (OfferedForkServer(servers.offer(variables)) for _ in range(2))
     commands = [[*program.plain, str(number)] for number in range(2)]
     clients = [
         program.start(executor.command(command, variables), stdin=subprocess.PIPE)
@@ -539,7 +539,7 @@ def test_once_an_offered_server_is_gone_ranks_start_as_without_one(
     tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
 ) -> None:
     program, servers = Program(tmp_path, variables, WAITS), make_servers()
-    executor = OfferedForkServer(servers.offer())
+    executor = OfferedForkServer(servers.offer(variables))
     argv = executor.command(program.plain, variables)
     servers.close()
     client = program.start(argv, stdin=subprocess.PIPE)
