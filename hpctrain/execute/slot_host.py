@@ -23,21 +23,20 @@ import signal
 import socket
 import sys
 import time
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 
 from hpctrain import environ
 from hpctrain.control.listener import listen_tcp
-from hpctrain.control.proof import Credentials, Seal
+from hpctrain.control.proof import Seal
 from hpctrain.control.strangers import Strangers
 from hpctrain.control.wire import Frame, FrameSocket
 from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.process import descendants, process_start_time
 from hpctrain.execute.slot_job import OF_RANKS, SlotJob
+from hpctrain.execute.slot_request import SECRET_BYTES, credentials, digest_variables
 from hpctrain.worker.forked import show_command
 
-SECRET_BYTES = 32
 MODULE = "hpctrain.execute.slot_host"
 PADDING = "-" * 4096
 """Room for the command of an agent in the arguments of the process, whose forks show it there."""
@@ -50,16 +49,6 @@ _CLEANUPS = 20
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Python sets it itself in a C locale (PEP 538).
 _OF_PYTHON = ("LC_CTYPE",)
-
-
-def credentials(secret: bytes) -> Credentials:
-    """Return what both ends of a connection to the step of a slot know. Not collective."""
-    return Credentials(secret, run="slot", attempt=0)
-
-
-def digest_variables(variables: Mapping[str, str]) -> dict[str, int]:
-    """Return what shows whether a variable has the same value elsewhere. Pure."""
-    return {name: zlib.crc32(os.fsencode(value)) for name, value in variables.items()}
 
 
 class SlotHost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import selectors
@@ -289,48 +288,3 @@ def _ignoring(signals: Iterable[signal.Signals]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def encode_request(
-    argv: list[str],
-    *,
-    command: list[str],
-    environment: Mapping[str, str],
-    of_rank: Mapping[str, str],
-    without: list[str],
-    cwd: str,
-    agent: bool,
-    modules: list[str],
-    own_places: list[str],
-) -> bytes:
-    """Return the frame that asks for a process in the step of a slot. Pure; not collective.
-
-    Parameters
-    ----------
-    argv
-        The launcher of ranks; empty for an agent.
-    command
-        Of a rank, or of the agent.
-    environment
-        Of the executor, for them. What the step has itself counts more.
-    of_rank, without
-        Variables of the step that are others for them, and those that they do not have.
-    cwd
-        Working directory.
-    agent
-        Whether it is an agent.
-    modules, own_places
-        What ranks import, and directories of the user's modules.
-    """
-    body = {
-        "argv": argv,
-        "command": command,
-        "environment": {**environment},
-        "cwd": cwd,
-        "of_rank": {**of_rank},
-        "without": without,
-        "agent": agent,
-        "modules": modules,
-        "own_places": own_places,
-    }
-    return encode_frame({"op": "start"}, json.dumps(body).encode())

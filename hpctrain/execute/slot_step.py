@@ -23,7 +23,7 @@ from hpctrain.control.link import connect_once
 from hpctrain.control.wire import FrameSocket, ProtocolError, encode_frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess, process_start_time
-from hpctrain.execute.slot_job import encode_request
+from hpctrain.execute.slot_request import credentials, encode_request
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.log import log
 from hpctrain.own_files import open_log
@@ -165,8 +165,6 @@ class SlotStep:
         SlotStepError
             If it does not come in time, or does not answer.
         """
-        from hpctrain.execute.slot_host import credentials
-
         reached_by = self._await_start()
         secret, addresses = reached_by["secret"], reached_by["addresses"]
         assert isinstance(secret, str)

@@ -13,7 +13,8 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from hpctrain import environ, timeouts
-from hpctrain.execute.slot_host import MODULE, PADDING, digest_variables
+from hpctrain.execute.slot_host import MODULE, PADDING
+from hpctrain.execute.slot_request import digest_variables
 from hpctrain.execute.slot_step import make_ticket
 from hpctrain.execute.step_launcher import find_own_hydra
 from hpctrain.launch.request import Submission
