@@ -115,7 +115,7 @@ GIT_LIST_S = Timeout(
     5.0,
     "git_list",
     "``git ls-files``, in the background while a run begins",
-    "code.patch holds no files that git does not know, and code.json says so",
+    "code.patch holds no untracked files, and code.json says so",
 )
 GIT_PATCH_S = Timeout(
     5.0,

@@ -31,7 +31,7 @@ class Candidate:
     committed: int = 0
     """Bytes that it has in the commit."""
     folder: str = field(default="", init=False)
-    """Directory of a file that git does not know; all others are chosen together."""
+    """Directory of an untracked file; all others are chosen together."""
 
     def __post_init__(self) -> None:
         if not self.is_tracked:

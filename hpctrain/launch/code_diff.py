@@ -24,7 +24,7 @@ _MOST_WORDS = 300
 
 
 def diff_tracked(git: Git, top: str, commit: str | None, paths: Sequence[str]) -> bytes:
-    """Return the patch of files that git knows. Not collective.
+    """Return the patch of tracked files. Not collective.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def diff_tracked(git: Git, top: str, commit: str | None, paths: Sequence[str]) -
 
 
 def diff_untracked(git: Git, paths: Sequence[str]) -> tuple[bytes, frozenset[str]]:
-    """Return the patch of files that git does not know, and which of them it takes.
+    """Return the patch of untracked files, and which of them it takes.
 
     Not collective. Files that are gone are not in the patch.
 
@@ -90,7 +90,7 @@ def names_of_differing(git: Git, top: str, commit: str) -> list[str]:
     Raises
     ------
     GitError
-        If git does not answer, or does not know the commit.
+        If git does not answer, or does not have the commit.
     """
     words = ("diff", "--name-only", "-z", "--no-renames", "--no-relative", commit, "--")
     with copied_index(git, top) as variables:

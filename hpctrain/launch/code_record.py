@@ -259,7 +259,7 @@ def _link(path: Path, to: Path) -> None:
 def find_edited(code: Mapping[str, Any], *, without: frozenset[str]) -> list[str] | None:
     """Return the files of a tree that are not as a run recorded them. Not collective.
 
-    Those that git did not know when the run began count only if they are part of the record.
+    Those that were untracked when the run began count only if they are part of the record.
 
     Parameters
     ----------
@@ -321,7 +321,7 @@ def _describe(
 
 def _left_out(state: TreeState, patch: Patch) -> list[dict[str, Any]]:
     tracked = {change.path for change in state.changed} | {path for path, _ in state.left_out}
-    # find_edited() knows the changes of tracked files by these entries.
+    # find_edited() reads the changes of tracked files from these entries.
     ordered = sorted(patch.left_out, key=lambda entry: entry[0] not in tracked)
     listed: list[dict[str, Any]] = [
         {"path": path, "why": why} for path, why in ordered[:_MOST_LEFT_OUT]

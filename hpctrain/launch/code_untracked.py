@@ -1,4 +1,4 @@
-"""Files of a working tree that git does not know: which of them may be code."""
+"""Untracked files of a working tree: which of them may be code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.launch.git import Git, GitError
 _MOST_LISTED_BYTES = 4 * 2**20
 # They hold what is no code: an environment, a run of hpctrain.
 _MARKS_OF_DIRECTORIES = {"pyvenv.cfg": "an environment", "spec.pkl": "a run"}
-_ALL = "all files that git does not know"
+_ALL = "all untracked files"
 # Of files and directories of programs, of formats of keys, and what people call their own.
 _SECRET = re.compile(
     r"\.(ssh|aws|azure|boto|docker|dockercfg|envrc|gcloud|gnupg|htpasswd|kaggle|kube|my\.cnf|netrc"
@@ -32,7 +32,7 @@ _WORD_OF_SECRET = re.compile(
 def list_untracked(
     git: Git, top: str, without: Sequence[str]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the files that git neither knows nor ignores, and what of them is left out and why.
+    """Return the untracked files that git does not ignore, and what is left out and why.
 
     Not collective. Files of a crowded directory, as programs write them, are the last ones.
 
@@ -73,14 +73,14 @@ def list_untracked(
         if path.endswith("/"):
             left_out[path] = "a repository of its own"
         elif (secret := find_secret(path)) is not None:
-            left_out[secret] = "its name speaks of a secret"
+            left_out[secret] = "its name suggests a secret"
         else:
             found.append(path)
     return _least_crowded_first(found), list(left_out.items())
 
 
 def find_secret(path: str) -> str | None:
-    """Return the part of a path, from its beginning, whose name speaks of a secret. Pure.
+    """Return the part of a path, from its beginning, whose name suggests a secret. Pure.
 
     Parameters
     ----------

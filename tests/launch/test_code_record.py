@@ -117,7 +117,7 @@ def test_a_git_that_hangs_is_named_and_the_run_goes_on(
     code = read_code(run)
     assert code is not None
     why = "git ls-files did not answer within 1 s (timeout git_list)"
-    assert code["left_out"] == [{"path": "all files that git does not know", "why": why}]
+    assert code["left_out"] == [{"path": "all untracked files", "why": why}]
     assert list(code["files"]) == ["train.py"]
     hang("diff")
     code = read_code(run)

@@ -147,7 +147,7 @@ def test_an_edit_within_the_second_of_the_commit_is_seen(tree: Path) -> None:
     for path in (tree / "train.py", tree / "run.sh"):
         os.utime(path, (1_000_000_000, 1_000_000_000))
     git(tree, "add", ".")
-    # By size and time the file is as git knows it. What it holds is compared if the index is no
+    # By size and time the file is as in the index. What it holds is compared if the index is no
     # newer than the file, so the copy must not be, either.
     (tree / "train.py").write_text("print(2)\n")
     for path in (tree / "train.py", tree / ".git" / "index"):
@@ -314,7 +314,7 @@ def test_too_many_untracked_files_are_left_out_and_the_changes_kept(
     _, patch = look(tree)
     assert set(patch.files) == {"train.py"}
     ((path, why),) = patch.left_out
-    assert path == "all files that git does not know"
+    assert path == "all untracked files"
     assert "git ls-files prints more than" in why
 
 
@@ -442,7 +442,7 @@ def test_what_speaks_of_a_secret_is_left_out_and_has_no_digest(tree: Path) -> No
         *(name for name in secrets if name.split("/")[0] in (name, "conf")),
         *(".ssh/", ".aws/", ".gnupg/", ".kube/", ".docker/", "secrets/"),
     }
-    assert {why for _, why in patch.left_out} == {"its name speaks of a secret"}
+    assert {why for _, why in patch.left_out} == {"its name suggests a secret"}
 
 
 def test_a_tree_with_the_home_directory_in_it_has_no_untracked_files(
@@ -455,7 +455,7 @@ def test_a_tree_with_the_home_directory_in_it_has_no_untracked_files(
         _, patch = look(tree)
         assert set(patch.files) == {"train.py"}
         why = "the home directory is in the tree"
-        assert patch.left_out == (("all files that git does not know", why),)
+        assert patch.left_out == (("all untracked files", why),)
 
 
 def test_untracked_files_that_git_is_not_to_show_are_left_out(tree: Path) -> None:
@@ -465,7 +465,7 @@ def test_untracked_files_that_git_is_not_to_show_are_left_out(tree: Path) -> Non
     _, patch = look(tree)
     assert set(patch.files) == {"train.py"}
     ((path, why),) = patch.left_out
-    assert path == "all files that git does not know"
+    assert path == "all untracked files"
     assert "status.showUntrackedFiles" in why
 
 
