@@ -134,44 +134,50 @@ def split_training(
 def _add(
     part: Part, trained: Mapping[int, float], waits: Mapping[int, AttemptWaits]
 ) -> TrainingPart:
-    seconds: list[float] = []
-    is_of_rank_0 = False
-    unseen, longest = 0.0, 0.0
-    found = TrainingPart(part=part, seconds=None)
+    seconds: dict[int, float] = {}
+    is_of_rank_0, unseen = False, 0.0
     for attempt, length in trained.items():
-        known = waits[attempt].waits if attempt in waits else {}
-        if part not in known:
+        found = waits.get(attempt)
+        if found is None or part not in found.waits:
             unseen += length
             continue
-        wait = known[part]
-        is_of_rank_0 = is_of_rank_0 or waits[attempt].is_of_rank_0
-        if part is Part.COLLECTIVE and waits[attempt].lacks_collectives:
+        is_of_rank_0 = is_of_rank_0 or found.is_of_rank_0
+        if part is Part.COLLECTIVE and found.lacks_collectives:
             unseen += length
-        # Clocks differ a little, and a sample is no sum.
-        fits = 1 / max(1.0, math.fsum(each.share for each in known.values()))
-        seconds.append(wait.share * fits * length)
-        if seconds[-1] >= longest:
-            longest = seconds[-1]
-            most, least = wait.most, wait.least
-            if waits[attempt].is_of_rank_0 or not most or not least or most.rank == least.rank:
-                found = TrainingPart(part=part, seconds=None, attempt=attempt)
-                continue
-            found = TrainingPart(
-                part=part,
-                seconds=None,
-                most=(most.share * fits * length, most.rank),
-                least=(least.share * fits * length, least.rank),
-                attempt=attempt,
-            )
+        seconds[attempt] = found.waits[part].share * _scale(found) * length
+    if not seconds:
+        return TrainingPart(part=part, seconds=None, unseen_s=unseen)
+    # The last of several that took as long.
+    longest = max(reversed(seconds), key=seconds.__getitem__)
+    most, least = _extremes(waits[longest], part, trained[longest])
     return TrainingPart(
         part=part,
-        seconds=math.fsum(seconds) if seconds else None,
+        seconds=math.fsum(seconds.values()),
         unseen_s=unseen,
-        most=found.most,
-        least=found.least,
-        attempt=found.attempt,
+        most=most,
+        least=least,
+        attempt=longest,
         is_of_rank_0=is_of_rank_0,
     )
+
+
+def _scale(waits: AttemptWaits) -> float:
+    """Return what makes the shares of an attempt no more than all of it.
+
+    Clocks differ a little, and a sample is no sum.
+    """
+    return 1 / max(1.0, math.fsum(each.share for each in waits.waits.values()))
+
+
+def _extremes(
+    waits: AttemptWaits, part: Part, length: float
+) -> tuple[tuple[float, int], tuple[float, int]] | tuple[None, None]:
+    """Return the seconds of the ranks with the most and the least, if these are two."""
+    most, least = waits.waits[part].most, waits.waits[part].least
+    if waits.is_of_rank_0 or most is None or least is None or most.rank == least.rank:
+        return None, None
+    scale = _scale(waits)
+    return (most.share * scale * length, most.rank), (least.share * scale * length, least.rank)
 
 
 def _of_ledger(content: Mapping[str, Any], *, has_gpus: bool) -> AttemptWaits | None:
