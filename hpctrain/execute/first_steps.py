@@ -52,9 +52,9 @@ class FirstSteps:
         forks: RankForks | None = None,
     ) -> None:
         self.agents = agents
-        """The agents; whose they are from here on is the executor's business."""
+        """The agents. An executor that is given them closes them."""
         self.forks = forks
-        """What knows why these ranks were not forked."""
+        """What let these ranks be forked; it also has why they were not."""
         self._ranks: StepProcess | None = ranks
         self._begun_at = begun_at
 
@@ -75,7 +75,7 @@ class FirstSteps:
         return ranks
 
     def close(self) -> None:
-        """End ranks that nobody has taken. Not collective."""
+        """End the ranks, unless `take` has returned them. Not collective."""
         if self._ranks is not None:
             self._ranks.kill()
             self._ranks = None
@@ -90,7 +90,7 @@ def begin_first_steps(paths: RunPaths, run_spec: RunSpec) -> FirstSteps | None:
     """Start agents and ranks of a run's first attempt; return None where that has to wait.
 
     Not collective. Never raises for what keeps them from starting: the executor meets it too, and
-    knows what to say.
+    reports it.
 
     Parameters
     ----------

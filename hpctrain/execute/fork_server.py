@@ -228,7 +228,7 @@ class _Server:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "hpctrain.worker.fork_server"),
-                    # No client waits here to be told why it does not serve.
+                    # No client waits here to learn why it does not serve.
                     *(*map(str, passed), "0", "-" * _PADDING),
                 ],
                 env={**environment},

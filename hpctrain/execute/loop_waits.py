@@ -62,11 +62,11 @@ class LoopWaits:
                     known.waited_us += each.total - each.last
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return what is written into the ledger; None if no report tells anything.
+        """Return what is written into the ledger; None if no report has waits.
 
         ``seconds`` is the time between the reports, on rank 0's clock. Of each kind of wait, and of
         the share of a step in ``steps``, it has the mean of the ranks, and the ranks with the most
-        and the least. A kind is null where not every rank tells it.
+        and the least. A kind is null where not every rank has reported it.
         """
         if self._first is None or self._last is self._first:
             return None
@@ -78,7 +78,7 @@ class LoopWaits:
             "seconds": round(max(0.0, _time(self._last) - _time(self._first)), 6),
         }
         for index, kind in enumerate(KINDS):
-            # Before the first batch no rank says that its waits for data are counted.
+            # In a report before the first batch, waits for data are null.
             of_ranks = {
                 rank: (after[index] - (first[rank][index] or 0)) / 1e6
                 for rank, after in last.items()
@@ -107,7 +107,7 @@ def _summarize(of_ranks: Mapping[int, float], num_ranks: int) -> dict[str, Any] 
 
 
 def _read(lines: Mapping[int, bytes]) -> dict[int, list[Any]]:
-    """Return the waits of each rank; empty if one tells none."""
+    """Return the waits of each rank; empty if one has reported none."""
     found = {rank: json.loads(line).get("waited") for rank, line in lines.items()}
     return {} if None in found.values() else found
 

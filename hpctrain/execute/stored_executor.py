@@ -77,7 +77,7 @@ def open_executor(
         from hpctrain.execute.slot_step import SlotStep
 
         slot_step = SlotStep(fork_server, run_spec.settings)
-    # Those of ranks that have started already know why they were not forked.
+    # Those of ranks that have started already have why they were not forked.
     forks = None if first_steps is None else first_steps.forks
     return Executor(
         paths=paths,

@@ -62,7 +62,7 @@ def fit(request: Request) -> Result:
     finally:
         from hpctrain.launch.code_record import await_records
 
-        # Whoever looks at the run now is to find its files as they stay.
+        # Once fit() has returned, its caller may read code.json.
         await_records()
 
 

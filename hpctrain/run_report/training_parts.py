@@ -81,8 +81,8 @@ def read_waits(
 ) -> dict[int, AttemptWaits]:
     """Return what is known of the waits of each attempt. Not collective.
 
-    It is in the ledger once the attempt has ended. Until then, and if its executor was killed, the
-    reports of rank 0 tell its own.
+    It is in the ledger once the attempt has ended. Until then, and if its executor was killed, only
+    the waits of rank 0 are known, from its reports.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ def read_waits(
     lines
         All lines of the metrics.
     has_gpus
-        Whether ranks use GPUs. They call collectives long before their GPU does, so when they call
-        them says nothing then.
+        Whether ranks use GPUs. They call collectives long before their GPU does, so the times
+        of these calls are no waits then.
     """
     found = {}
     for event in events:
@@ -203,7 +203,7 @@ def _of_ledger(content: Mapping[str, Any], *, has_gpus: bool) -> AttemptWaits | 
 def _sum(one: Wait, other: Wait) -> Wait:
     """Add two kinds of waits, of each of which it is known who had the most and the least.
 
-    Where that is not the same rank, nobody knows who has the most of both.
+    Where that is not the same rank, the rank with the most of both is unknown.
     """
 
     def add(a: RankShare | None, b: RankShare | None) -> RankShare | None:

@@ -18,7 +18,7 @@ MEANINGS = {
 }
 WHY_UNSEEN = {
     Part.DATA: "it read data by other means than an iterator of hpctrain",
-    Part.CHECKPOINT: "the ranks did not tell it",
+    Part.CHECKPOINT: "the ranks did not report it",
     Part.COLLECTIVE: "no time of a collective is known, or it ran on GPUs beside the loop",
 }
 
@@ -73,7 +73,7 @@ def unknown_parts(used: Efficiency) -> Html:
         return Html("")
     return Html(
         "<p>What the training consists of (compute, data, checkpoints, collectives) is not known: "
-        "the ranks did not tell what they waited for, as in runs of earlier versions.</p>"
+        "the ranks did not report what they waited for, as in runs of earlier versions.</p>"
     )
 
 

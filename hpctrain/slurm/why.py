@@ -22,7 +22,7 @@ from hpctrain.slurm.waiting import Verdict, look_up, step_of
 _ACCOUNTED = "JobIDRaw,State,ExitCode,Reason,Partition,Account,QOS,Timelimit,NNodes,NodeList"
 _MOST_NODES = 4
 _HELD_STATES = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-# Told before the state tells it, until the nodes of the job's last start are cleaned up.
+# The reason of a job that is held again, while its state is still COMPLETING.
 _HELD_AGAIN = "job_requeued_in_held_state"
 _QUEUED_STATES = ("REQUEUED", "REQUEUE_FED")
 
