@@ -1,4 +1,4 @@
-"""In every home a run tells what its ranks waited for; the ranks measure it themselves, too."""
+"""In every home a run records what its ranks waited for; the ranks measure it themselves, too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,23 @@ if __name__ == "__main__":
 """
 
 
-def run(argv: list[str], environ: dict[str, str], place: Path) -> None:
+def run(
+    script: Path,
+    name: str,
+    *,
+    num_ranks: int,
+    launcher: str,
+    mpiexec: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Run the script, with its runs beside it. In its interpreter ``num_ranks`` is 0."""
     done = subprocess.run(
-        argv, env=environ, cwd=place, capture_output=True, text=True, timeout=TIMEOUT_S
+        [*mpiexec, sys.executable, script, script.parent, name, str(num_ranks), launcher],
+        env=environ,
+        cwd=script.parent,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -110,7 +125,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def check(storage: Path, name: str, *, num_ranks: int) -> dict[str, Any]:
+def check(storage: Path, name: str, *, num_ranks: int) -> None:
     """Compare what the ledger has with what the ranks have measured."""
     (event,) = [e for e in read_events(RunPaths(storage / name)) if e["event"] == "attempt-ended"]
     found: dict[str, Any] = event["waits"]
@@ -132,41 +147,31 @@ def check(storage: Path, name: str, *, num_ranks: int) -> dict[str, Any]:
         assert found["collective"]["least"][1] == 1
     total = sum(found[kind]["mean"] for kind in ("data", "checkpoint", "collective"))
     assert total < found["seconds"]
-    return found
 
 
-def test_the_interpreter_tells_it(script: Path, tmp_path: Path) -> None:
-    run(
-        [sys.executable, str(script), str(tmp_path), "inline", "0", "auto"],
-        dict(os.environ),
-        tmp_path,
-    )
+def test_the_interpreter_records_it(script: Path, tmp_path: Path) -> None:
+    run(script, "inline", num_ranks=0, launcher="auto")
     check(tmp_path, "inline", num_ranks=1)
 
 
 @pytest.mark.mpi
-def test_ranks_on_this_machine_tell_it(script: Path, tmp_path: Path) -> None:
-    run(
-        [sys.executable, str(script), str(tmp_path), "local", "2", "local"],
-        dict(os.environ),
-        tmp_path,
-    )
+def test_ranks_on_this_machine_report_it(script: Path, tmp_path: Path) -> None:
+    run(script, "local", num_ranks=2, launcher="local")
     check(tmp_path, "local", num_ranks=2)
 
 
 @pytest.mark.mpi
-def test_ranks_that_run_already_tell_it(script: Path, tmp_path: Path) -> None:
-    argv = [str(MPIEXEC), "-n", "2", sys.executable, str(script)]
-    run([*argv, str(tmp_path), "spmd", "2", "auto"], dict(os.environ), tmp_path)
+def test_ranks_that_run_already_report_it(script: Path, tmp_path: Path) -> None:
+    run(script, "spmd", num_ranks=2, launcher="auto", mpiexec=(str(MPIEXEC), "-n", "2"))
     check(tmp_path, "spmd", num_ranks=2)
 
 
 @pytest.mark.slurm
-def test_ranks_on_two_nodes_of_a_job_tell_it(
+def test_ranks_on_two_nodes_of_a_job_report_it(
     script: Path, tmp_path: Path, virtual_slurm: VirtualCluster
 ) -> None:
-    environ = {**os.environ, **virtual_slurm.environ}
     script.write_text(SCRIPT.replace('SlurmConfig(time="5")', 'SlurmConfig(time="5", nodes=2)'))
-    run([sys.executable, str(script), str(tmp_path), "job", "2", "slurm"], environ, tmp_path)
+    environ = {**os.environ, **virtual_slurm.environ}
+    run(script, "job", num_ranks=2, launcher="slurm", environ=environ)
     wait_until_final(tmp_path / "job", timeout_s=TIMEOUT_S)
     check(tmp_path, "job", num_ranks=2)
