@@ -569,6 +569,12 @@ REQUEST_HEADERS_S = Timeout(10.0, "request_headers", "the headers of a request",
 SERVER_END_S = Timeout(
     20.0, "server_end", "requests that are answered, when a server ends", "it ends"
 )
+MLFLOW_EXPERIMENT_S = Timeout(
+    10.0,
+    "mlflow_experiment",
+    "another process that makes an experiment in the same file store of MLflow",
+    "it is made without that lock",
+)
 WANDB_WRITE_S = Timeout(
     30.0, "wandb_write", "W&B to write the last report of an offline run", "it is logged"
 )

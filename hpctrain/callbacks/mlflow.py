@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.callback import RunContext
 from hpctrain.callbacks.logger import flatten, numbers, require_package
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
 from hpctrain.errors import ConfigError
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.sweep import sweep_of
 from hpctrain.worker.context import get_context
@@ -30,7 +31,6 @@ _MOST_CHARACTERS_OF_NAME = 250
 _MOST_CHARACTERS_OF_VALUE = 6000
 _MOST_AT_A_TIME = 100
 _LOOK_INTERVAL_S = 0.05
-_MOST_LOOKS = 200
 
 
 class MLflowLoggerCallback(TrackerCallback):
@@ -306,7 +306,8 @@ def _alone_in(store: str) -> Iterator[None]:
     folder = Path(unquote(urlsplit(store).path))
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".hpctrain-lock", "ab") as file:
-        for _ in range(_MOST_LOOKS):
+        deadline = Deadline(timeouts.MLFLOW_EXPERIMENT_S)
+        while not deadline.is_over:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
