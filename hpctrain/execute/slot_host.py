@@ -159,23 +159,17 @@ class SlotHost:
         with suppress(OSError):
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return
-            used = {None if self._forks is None else self._forks.pid}
-            for job in self._jobs:
-                used |= job.processes()
+            used = self._used()
             for pid in descendants(os.getpid()):
                 if pid not in used:
-                    # Children of others are among them.
-                    with suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
+                    _collect(pid)
 
     def _end_leftovers(self) -> None:
         """End what ranks have started and left behind, as Slurm does at the end of a step."""
         for _ in range(_CLEANUPS):
             # Before those that are in use: what these start meanwhile is in neither.
             left = descendants(os.getpid())
-            used = {None if self._forks is None else self._forks.pid}
-            for job in self._jobs:
-                used |= job.processes()
+            used = self._used()
             # What has begun later may be of other ranks, whichever parent it has by now.
             since = min((job.ranks_since for job in self._jobs), default=math.inf)
             left = [pid for pid in left if pid not in used and _begin_of(pid) < since]
@@ -185,10 +179,19 @@ class SlotHost:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for pid in left:
-                # Those whose parent has ended are children of this process.
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                _collect(pid)
             time.sleep(_BUSY_TICK_S)
+
+    def _used(self) -> set[int | None]:
+        """Return the processes that the fork server and the jobs need."""
+        used = {None if self._forks is None else self._forks.pid}
+        return used.union(*(job.processes() for job in self._jobs))
+
+
+def _collect(pid: int) -> None:
+    """Collect a process that has ended, unless another one is still its parent."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _begin_of(pid: int) -> float:

@@ -56,7 +56,7 @@ class SlotJob:
         self._begun = 0
         self.is_over = False
         """Whether the executor is gone, and so is what it has asked for."""
-        selector.register(client, selectors.EVENT_READ, self._hear)
+        selector.register(client, selectors.EVENT_READ, self._serve)
 
     @property
     def has_more(self) -> bool:
@@ -182,7 +182,7 @@ class SlotJob:
     def _send(self, op: str, body: bytes = b"", **details: object) -> None:
         self._client.post(encode_frame({"op": op, **details}, body))
 
-    def _hear(self, _: int) -> None:
+    def _serve(self, _: int) -> None:
         # What else was ready in the same turn may have ended it.
         if self.is_over:
             return
