@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from contextlib import suppress
+from traceback import extract_tb
 from typing import TYPE_CHECKING
 
+from hpctrain import environ
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.fork_server import fork_server_for
+from hpctrain.execute.run_end import describe_run_end
 from hpctrain.plan import spec
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
+from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory, digest_spec, read_spec
 
 if TYPE_CHECKING:
@@ -64,7 +72,37 @@ def open_executor(
         As of `stored_executor`.
     first_steps, signals
         As of `Executor`.
+
+    Raises
+    ------
+    Exception
+        Whatever the import of a callback's module raises, for one. It is the end of the run, and
+        written down here: there is no executor that could.
     """
+    try:
+        return _open(
+            paths,
+            content,
+            run_spec,
+            fork_server=fork_server,
+            first_steps=first_steps,
+            signals=signals,
+        )
+    except Exception as error:
+        with suppress(OSError):
+            _record_failure(paths, error)
+        raise
+
+
+def _open(
+    paths: RunPaths,
+    content: bytes,
+    run_spec: RunSpec,
+    *,
+    fork_server: str,
+    first_steps: FirstSteps | None,
+    signals: list[str] | None,
+) -> Executor:
     # Callbacks may be of modules beside the script.
     sys.path[:] = list(dict.fromkeys((*run_spec.settings.sys_path, *sys.path)))
     if run_spec.sources:
@@ -90,3 +128,22 @@ def open_executor(
         slot_step=slot_step,
         signals=signals,
     )
+
+
+def _record_failure(paths: RunPaths, error: Exception) -> None:
+    """Write that the run has failed, if no other process runs it."""
+    status = read_status(paths)
+    if status is None or status.state.is_final:
+        return
+    is_owner = (status.owner_host, status.owner_pid) == (socket.gethostname(), os.getpid())
+    if not (is_owner or status.job_id in (None, environ.variable("SLURM_JOB_ID"))):
+        return
+    event, message = describe_run_end(error)
+    last = extract_tb(error.__traceback__)[-1]
+    text = (
+        f"the run cannot be begun from what was submitted (RunConfig, with its callbacks): "
+        f"{message}\n  at {last.filename}:{last.lineno}"
+    )
+    record = RunRecord(paths)
+    record.write(status.after(event, error=text, error_type=type(error).__name__))
+    record.append("run-ended", state=event.value, error=text)
