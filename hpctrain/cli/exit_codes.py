@@ -5,6 +5,7 @@ The error classes define them: a script that does not catch an error exits with 
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -49,6 +50,10 @@ class Verbs(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the command line, and run its verb."""
+        for name in ("stdout", "stderr"):
+            # Closed by the shell or a daemon, as in >&-. Its descriptor is then no other file's.
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
         try:
             with named_output():
                 return super().main(*args, **kwargs)

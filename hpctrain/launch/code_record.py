@@ -204,6 +204,10 @@ def read_code(paths: RunPaths) -> dict[str, Any] | None:
         files, commit = content.get("files", {}), content.get("commit")
         if not isinstance(files, dict) or not _is_commit(commit):
             raise damaged(place.code, "its files or its commit are none")
+        if isinstance(number := content.get("format"), int) and number > _FORMAT:
+            raise damaged(place.code, f"its format is {number}, of a newer hpctrain")
+        if not (all(map(_is_below_top, files)) and _is_list_of_paths(content.get("left_out", []))):
+            raise damaged(place.code, "its paths are none below the tree")
         return content
     return None
 
@@ -216,6 +220,16 @@ def _places(paths: RunPaths) -> list[RunPaths]:
 
 def _is_commit(commit: object) -> bool:
     return commit is None or (isinstance(commit, str) and _COMMIT.fullmatch(commit) is not None)
+
+
+def _is_below_top(path: str) -> bool:
+    return "\0" not in path and not os.path.isabs(path) and ".." not in path.split("/")
+
+
+def _is_list_of_paths(entries: object) -> bool:
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("path", ""), str) for entry in entries
+    )
 
 
 def copy_code(origin: RunPaths, paths: RunPaths) -> None:

@@ -29,7 +29,7 @@ def print_job_id(paths: RunPaths) -> None:
     print(job, file=sys.__stdout__, flush=True)
     log(
         f"{paths.root.name} is job {job or '(none: it runs without Slurm)'}. Follow it with: "
-        f"hpctrain attach {paths.root}",
+        f"hpctrain attach {shlex.quote(str(paths.root))}",
     )
 
 

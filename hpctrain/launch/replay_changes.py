@@ -17,7 +17,7 @@ from hpctrain.launch.code_record import commit_of, find_edited, read_code, top_o
 from hpctrain.launch.digests import FILES, MODULES, identify_checkpoint, identify_datasets
 from hpctrain.launch.record import installed_versions
 from hpctrain.launch.request import Request
-from hpctrain.launch.run_diff import Difference
+from hpctrain.launch.run_diff import Difference, is_same_python
 from hpctrain.launch.run_environment import Variables, show_variable
 from hpctrain.launch.stored import StoredRun
 from hpctrain.pack.header import EnvironmentPack
@@ -100,6 +100,8 @@ def find_changes(
     if _RESUME in digests and (resumed := identify_checkpoint(request.resume_from)) is not None:
         digests[_RESUME] = resumed
     changed_variables = _variables(variables)
+    origin = RunPaths(stored.plan.parent)
+    tree, no_tree = _tree(origin, plan, kept)
     return Changes(
         same=[
             *(
@@ -119,12 +121,16 @@ def find_changes(
             *_modules(plan.get("modules", {}), modules),
             *_inputs(recorded, digests, request),
             *_versions(plan),
-            *_code(plan, stored, kept),
+            *_commit(plan, origin),
+            *tree,
             *_launch(plan, stored.launch_plan, launch_plan),
             *(() if variables.repeats else changed_variables),
         ],
         variables=changed_variables if variables.repeats else [],
-        unknown=_unknown(stored.spec, variables),
+        unknown=[
+            *([f"other files of the tree ({no_tree})"] if no_tree else ()),
+            *_unknown(stored.spec, variables),
+        ],
         warnings=_ask_slurm(request, launch_plan) if asks_slurm else [],
         digests=digests,
         modules=modules,
@@ -212,44 +218,43 @@ def _versions(plan: Mapping[str, Any]) -> Iterator[Difference]:
     for name in {**before, **now}:
         yield from _differ(f"version of {name}", before.get(name), now.get(name))
     before_python = plan.get("python", sys.executable)
-    if not _is_same_python(before_python, sys.executable):
+    if not is_same_python(before_python, sys.executable):
         yield from _differ("python", before_python, sys.executable)
 
 
-def _code(
-    plan: Mapping[str, Any], stored: StoredRun, kept: Mapping[str, SourceFile]
-) -> Iterator[Difference]:
-    """Yield how the tree of the script differs, but for what the run keeps of it."""
-    origin = RunPaths(stored.plan.parent)
+def _commit(plan: Mapping[str, Any], origin: RunPaths) -> Iterator[Difference]:
     # That of a script in no tree is of the directory that it was called from.
     if (top := top_of(origin, plan)) is not None:
-        yield from _differ("git commit", plan.get("git"), commit_of(top))
+        before, now = plan.get("git"), commit_of(top)
+        yield from _differ("git commit", before, now or (before and "not known: git gives none"))
+
+
+def _tree(
+    origin: RunPaths, plan: Mapping[str, Any], kept: Mapping[str, SourceFile]
+) -> tuple[list[Difference], str]:
+    """Return how the tree of the script differs, but for what the run keeps; or why not."""
     try:
         code = read_code(origin)
-    except DamagedFileError:
-        code = None
+    except DamagedFileError as error:
+        return [], str(error).partition("\n")[0]
     if code is None:
-        return
+        return [], ""
     script = os.path.join(str(plan.get("cwd", "")), *map(str, plan.get("argv", ())[:1]))
     paths = [os.path.realpath(path) for path in (script, *(file.path for file in kept.values()))]
     edited = find_edited(code, without=frozenset(paths))
-    if edited:
-        shown = ", ".join(edited[:_MOST_FILES])
-        others = f" and {len(edited) - _MOST_FILES} more" if len(edited) > _MOST_FILES else ""
-        yield Difference(
+    if edited is None:
+        return [], str(code.get("error") or f"git does not compare {code.get('top')} any more")
+    if not edited:
+        return [], ""
+    shown = ", ".join(edited[:_MOST_FILES])
+    others = f" and {len(edited) - _MOST_FILES} more" if len(edited) > _MOST_FILES else ""
+    return [
+        Difference(
             field="other files of the tree",
             first="as they were",
             second=f"changed since: {shown}{others}",
         )
-
-
-def _is_same_python(first: str, second: str) -> bool:
-    """Return whether two names, such as python and python3, are those of one interpreter.
-
-    Environments link to the same file from different directories.
-    """
-    is_beside = os.path.dirname(first) == os.path.dirname(second)
-    return is_beside and os.path.realpath(first) == os.path.realpath(second)
+    ], ""
 
 
 def _launch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,11 @@ def compare_runs(first: RunPaths, second: RunPaths) -> list[Difference]:
     """
     plans = [_read(paths) for paths in (first, second)]
     specs = [read_own_spec(paths) for paths in (first, second)]
+    has_one_python = is_same_python(*(str(plan.get("python")) for plan in plans))
+    asked = [name for name in _ASKED if not (name == "python" and has_one_python)]
     return [
         *_code_and_values(plans, specs),
-        *_fields([{name: plan.get(name) for name in _ASKED} for plan in plans]),
+        *_fields([{name: plan.get(name) for name in asked} for plan in plans]),
         *_fields(
             [flatten_fields({name: plan.get(name, {}) for name in _NESTED}) for plan in plans]
         ),
@@ -177,6 +180,15 @@ def _outcome(paths: RunPaths) -> dict[str, Any]:
         "nodes": len(status.nodes),
         **flatten_fields({"metrics": dict(status.metrics)}),
     }
+
+
+def is_same_python(first: str, second: str) -> bool:
+    """Return whether two names, such as python and python3, are those of one interpreter.
+
+    Not collective. Environments link to the same file from different directories.
+    """
+    is_beside = os.path.dirname(first) == os.path.dirname(second)
+    return is_beside and os.path.realpath(first) == os.path.realpath(second)
 
 
 def _fields(both: list[dict[str, Any]]) -> Iterator[Difference]:

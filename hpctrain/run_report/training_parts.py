@@ -222,7 +222,7 @@ def _wait(content: Any, seconds: float) -> Wait | None:
     if not _is_amount(mean):
         return None
     most, least = (_rank_share(content.get(name), seconds) for name in ("most", "least"))
-    if most is None or least is None:
+    if most is None or least is None or most.share < least.share:
         return None
     return Wait(share=min(1.0, mean / seconds), most=most, least=least)
 
@@ -237,7 +237,8 @@ def _rank_share(content: Any, seconds: float) -> RankShare | None:
 
 
 def _is_amount(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    # No run lasts so long. Whole numbers may be larger than any float.
+    return type(value) in (int, float) and 0 <= value < 1e15
 
 
 def _of_rank_0(lines: Iterable[Mapping[str, Any]]) -> dict[int, AttemptWaits]:

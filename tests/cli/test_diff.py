@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from hpctrain.cli.diff import render, to_json
 from hpctrain.cli.json_output import schema
-from hpctrain.launch.run_diff import Difference
+from hpctrain.launch.run_diff import Difference, compare_runs
+from hpctrain.rundir.paths import RunPaths
 from tests.cli.test_json_output import check
 from tests.processes import run_python
 
@@ -161,3 +163,18 @@ def test_the_text_is_as_in_the_golden_file(width: int, request: pytest.FixtureRe
 
 def test_what_is_no_run_is_refused(runs: Path) -> None:
     assert "is not a run directory" in diff(runs, "a", "nothing", code=2)
+
+
+def test_two_names_of_one_interpreter_are_no_difference(runs: Path, tmp_path: Path) -> None:
+    one = next(runs.rglob("plan.json")).parent
+    copies = []
+    for name in ("python", "python3"):
+        (tmp_path / name).symlink_to(sys.executable)
+        copy = tmp_path / f"run of {name}"
+        shutil.copytree(one, copy)
+        plan = json.loads((copy / "plan.json").read_text())
+        (copy / "plan.json").write_text(json.dumps({**plan, "python": str(tmp_path / name)}))
+        copies.append(RunPaths(copy))
+    assert "python" not in {each.field for each in compare_runs(*copies)}
+    (tmp_path / "python3").unlink()
+    assert "python" in {each.field for each in compare_runs(*copies)}

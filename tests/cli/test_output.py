@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.run_report.fabricated import write_run
 
 VERBS = (
     ["--help"],
@@ -60,3 +63,13 @@ def test_a_process_without_stdout_runs_its_verb(tmp_path: Path) -> None:
         ["bash", "-c", command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60
     )
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("verb", [["list", "."], ["status", "a run"], ["history", "a run"]])
+def test_a_verb_of_a_daemon_has_no_streams_at_all(verb: list[str], tmp_path: Path) -> None:
+    write_run(tmp_path / "a run", num_restarts=1, num_nodes=1)
+    argv = shlex.join([sys.executable, "-m", "hpctrain.cli", *verb])
+    done = subprocess.run(
+        ["sh", "-c", f"exec {argv} >&- 2>&- <&-"], cwd=tmp_path, timeout=60, check=False
+    )
+    assert done.returncode == 0

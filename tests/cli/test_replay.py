@@ -169,6 +169,23 @@ def test_what_has_changed_or_is_gone_is_said_before_the_start(place: Path) -> No
     assert " -> gone" in said
 
 
+def test_a_tree_that_cannot_be_compared_is_not_called_the_same(place: Path) -> None:
+    code = place / "hpctrain_runs" / "run" / "code.json"
+    before = code.read_bytes() if code.exists() else None
+    try:
+        code.write_text("{")
+        said = " ".join(replay(place, "run", "--dry-run").stdout.split())
+        assert "unknown other files of the tree (" in said
+        assert "is damaged" in said
+        code.write_text(json.dumps({"top": str(place), "error": "git cannot be started"}))
+        said = " ".join(replay(place, "run", "--dry-run").stdout.split())
+        assert "unknown other files of the tree (git cannot be started)" in said
+    finally:
+        code.unlink()
+        if before is not None:
+            code.write_bytes(before)
+
+
 def golden_run(place: Path) -> Path:
     """Return a copy of a run whose record names a package that is not installed, and a variable."""
     root = place / "hpctrain_runs" / "golden"

@@ -239,7 +239,11 @@ def test_trials_that_have_begun_keep_the_record_when_their_sweep_goes_on(
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"commit": "--output=x"}', '{"commit": 5}', '{"files": ["a"]}'],
+    [
+        *("{", "[]", '{"commit": "--output=x"}', '{"commit": 5}', '{"files": ["a"]}'),
+        *('{"format": 9}', '{"files": {"/etc/passwd": "q"}}', '{"files": {"../a": "q"}}'),
+        *('{"files": {"a\\u0000": "q"}}', '{"left_out": 5}', '{"left_out": [{"path": ["a"]}]}'),
+    ],
 )
 def test_a_damaged_record_is_named(run: RunPaths, content: str) -> None:
     run.code.write_text(content)

@@ -166,6 +166,8 @@ def test_reports_that_were_made_again_do_not_count() -> None:
         {"data": {"mean": 1.0, "most": [1, -1], "least": [1, 1]}},
         {"data": [1, 2, 3]},
         {"data": True},
+        {"data": {"mean": 10**400, "most": [1, 1], "least": [1, 1]}},
+        {"data": {"mean": 1.0, "most": [0.5, 1], "least": [1.0, 0]}},
     ],
 )
 def test_what_is_damaged_is_not_known(damage: dict[str, Any]) -> None:
@@ -175,7 +177,9 @@ def test_what_is_damaged_is_not_known(damage: dict[str, Any]) -> None:
     assert Part.DATA not in found or found[Part.DATA].seconds is None
 
 
-@pytest.mark.parametrize("waited", [7, [], [1, 2], [1, 2, "3"], [1, -2, 3], {"data": 1}, "x"])
+@pytest.mark.parametrize(
+    "waited", [7, [], [1, 2], [1, 2, "3"], [1, -2, 3], {"data": 1}, "x", [10**400, math.inf, 0]]
+)
 def test_reports_with_damaged_waits_tell_nothing(waited: Any) -> None:
     lines = [line(1, 1, 5.0, waited), line(1, 2, 6.0, waited)]
     assert read_waits([], lines, has_gpus=False) == {}
