@@ -13,6 +13,7 @@ import pytest
 from hpctrain import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.testing.slurm import VirtualCluster
 from tests.waiting import wait_until_final
 
 pytestmark = pytest.mark.mpi
@@ -46,7 +47,10 @@ if __name__ == "__main__":
         train_loop_config={"x": 1},
         scaling_config=ScalingConfig(num_workers=1),
         run_config=RunConfig(
-            name="one", storage_path="runs", callbacks=[callback.Mine()], launcher="local"
+            name="one",
+            storage_path="runs",
+            callbacks=[callback.Mine()],
+            launcher=sys.argv[2] if len(sys.argv) > 2 else "local",
         ),
     )
     if sys.argv[1] == "one":
@@ -62,13 +66,13 @@ if __name__ == "__main__":
 """
 
 
-def run(place: Path, what: str) -> subprocess.CompletedProcess[str]:
+def run(place: Path, *what: str, **environ: str) -> subprocess.CompletedProcess[str]:
     (place / "callback.py").write_text(CALLBACK)
     (place / "train.py").write_text(SCRIPT)
     return subprocess.run(
-        [sys.executable, "train.py", what],
+        [sys.executable, "train.py", *what],
         cwd=place,
-        env={**os.environ, "HPCTRAIN_LAUNCHER": "local"},
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -77,6 +81,16 @@ def run(place: Path, what: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_run_in_the_background_has_failed_with_its_error(tmp_path: Path) -> None:
     done = run(tmp_path, "one")
+    check_failed(done, tmp_path)
+
+
+@pytest.mark.slurm
+def test_a_job_has_failed_with_its_error(virtual_slurm: VirtualCluster, tmp_path: Path) -> None:
+    done = run(tmp_path, "one", "slurm", **virtual_slurm.environ)
+    check_failed(done, tmp_path)
+
+
+def check_failed(done: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     path = tmp_path / "runs" / "one"
     wait_until_final(path, timeout_s=TIMEOUT_S)
@@ -89,7 +103,7 @@ def test_a_run_in_the_background_has_failed_with_its_error(tmp_path: Path) -> No
 
 
 def test_each_trial_of_a_sweep_fails_once_with_its_error(tmp_path: Path) -> None:
-    done = run(tmp_path, "sweep")
+    done = run(tmp_path, "sweep", HPCTRAIN_LAUNCHER="local")
     assert done.stdout.splitlines()[-1].count("RuntimeError: no %d here") == 2, done.stdout
     assert "was killed" not in done.stdout + done.stderr
     for trial in ("trial_00000", "trial_00001"):
