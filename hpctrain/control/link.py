@@ -118,7 +118,7 @@ class Link:
             left = deadline.left_s
             if left <= 0:
                 return False
-            select.select([], [self._frames], [], min(left, 0.5))
+            self._frames.await_room(min(left, 0.5))
         return False
 
     def next_command(self) -> Frame | None:
@@ -189,7 +189,7 @@ class Link:
                 if self._frames.flush():
                     self._armed = False
                     return
-            select.select([], [self._frames], [], _FLUSH_INTERVAL_S)
+            self._frames.await_room(_FLUSH_INTERVAL_S)
 
 
 def encode_header(rank: int, attempt: int) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -132,6 +134,13 @@ class FrameSocket:
                 return True
             del self._outbox[:sent]
         return True
+
+    def await_room(self, timeout_s: float) -> None:
+        """Wait until more can be sent, or for so long. Safe with any descriptor (man 2 select)."""
+        poller = select.poll()
+        with suppress(ValueError):  # another thread has closed it
+            poller.register(self, select.POLLOUT)
+            poller.poll(timeout_s * 1e3)
 
     def receive(self) -> list[Frame]:
         """Return the frames that have arrived; sets `closed` at the end of the stream.

@@ -74,9 +74,14 @@ class _Proxy:
                 self._client.shutdown(socket.SHUT_RDWR)
 
     def _forward_until_closed(self) -> None:
+        # select() cannot wait for descriptors above 1023 (man 2 select).
+        poller = select.poll()
+        sides = {side.fileno(): side for side in (self._server, self._client)}
+        for descriptor in sides:
+            poller.register(descriptor, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._server, self._client], [], [])
-            for source in ready:
+            for descriptor, _ in poller.poll():
+                source = sides[descriptor]
                 data = source.recv(_CHUNK_BYTES)
                 if not data:
                     # MPI has started and dup2 closed the client's end, or Slurm ends the step.

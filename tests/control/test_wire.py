@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import fcntl
 import json
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ def ends() -> Iterator[tuple[socket.socket, FrameSocket]]:
     frames.close()
 
 
+# man 2 select
+FD_SETSIZE = 1024
 Ends = tuple[socket.socket, FrameSocket]
 
 
@@ -186,3 +190,25 @@ def test_a_proof_is_of_one_role_run_attempt_and_pair_of_nonces():
     }
     assert len(proofs) == 32
     assert {len(proof) for proof in proofs} == {32}
+
+
+def test_room_is_waited_for_with_any_descriptor(many_descriptors: None):
+    left, right = socket.socketpair()
+    with left, right:
+        high = socket.socket(fileno=fcntl.fcntl(right.fileno(), fcntl.F_DUPFD, FD_SETSIZE))
+        frames = FrameSocket(high)
+        frames.queue(bytes(2**24))
+        assert not frames.flush()
+        frames.await_room(0.0)
+        while not frames.flush():
+            left.recv(2**20)
+            frames.await_room(1.0)
+        frames.close()
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * FD_SETSIZE, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
