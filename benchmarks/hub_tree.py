@@ -15,7 +15,9 @@ A model of each cost is fitted to the sizes up to `FITTED`, and predicts the lar
 
 without the last two terms for the executor's CPU, on which depth has no influence. Hops are frames
 of a round that agents pass on for others: the sum over the levels of their nodes times their depth.
-Coefficients are not negative, and relative errors are what is minimised.
+Coefficients are not negative. Errors are weighed by the root of what was measured, as where each
+of many frames costs a little more or less. With 32 children, up to 1,024 nodes are two levels: what
+a third one costs is fitted to trees of 8 children, too.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +38,7 @@ from typing import Any
 
 import numpy as np
 from arms import PROGRAMS, describe_machine
+from scipy.optimize import nnls
 
 from hpctrain.control import hub as hub_module
 from hpctrain.control.hub import BEAT_INTERVAL_S, Hub
@@ -45,6 +49,7 @@ SIZES = (16, 32, 64, 128, 256, 512, 1024, 4096)
 FITTED = 1024
 GOAL = 0.15
 FANOUT = 32
+FITTED_FANOUTS = (8, FANOUT)
 NUM_PROCESSES = 8
 PATIENCE_S = 180.0
 CREDENTIALS = Credentials(b"s" * 32, run="/runs/one", attempt=1)
@@ -71,25 +76,34 @@ def main() -> None:
     machine = describe_machine()
     rows = []
     for size, shape in itertools.product(arguments.sizes, arguments.shapes):
-        rows.append(measure(size, shape, beats=arguments.beats, rounds=arguments.rounds))
-        print(json.dumps(rows[-1]), file=sys.stderr)
+        fanouts = FITTED_FANOUTS if shape == "tree" and size <= FITTED else (FANOUT,)
+        for fanout in fanouts:
+            rows.append(
+                measure(size, shape, fanout, beats=arguments.beats, rounds=arguments.rounds)
+            )
+            print(json.dumps(rows[-1]), file=sys.stderr)
     machine["load_after"] = os.getloadavg()
     models = {shape: {cost: fit(rows, shape, cost) for cost in COSTS} for shape in arguments.shapes}
     if arguments.json is not None:
-        result = {"machine": machine, "fanout": FANOUT, "rows": rows, "models": models}
+        result = {"machine": machine, "rows": rows, "models": models}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     show(rows, models)
     print(f"\n{machine['cpus']} CPUs, load {machine['load_before'][0]:.1f} before and", end=" ")
     print(f"{machine['load_after'][0]:.1f} after, Python {machine['python']}")
 
 
-def measure(size: int, shape: str, *, beats: float, rounds: int) -> dict[str, Any]:
+def measure(size: int, shape: str, fanout: int, *, beats: float, rounds: int) -> dict[str, Any]:
     """Return what a hub and so many nodes cost."""
     hub = Hub(attempt=1, silence_s=300.0)
-    options = {"fanout": FANOUT, "num_agents": size} if shape == "tree" else {}
+    options = {"fanout": fanout, "num_agents": size} if shape == "tree" else {}
     (address,) = hub.listen_tcp(CREDENTIALS, only_here=True, **options)
     with agents(address, size, shape) as processes:
-        row: dict[str, Any] = {"nodes": size, "shape": shape, "processes": len(processes)}
+        row: dict[str, Any] = {
+            "nodes": size,
+            "shape": shape,
+            "fanout": fanout,
+            "processes": len(processes),
+        }
         for process in processes:
             process.stdin.write(b"\n")
             process.stdin.flush()
@@ -177,11 +191,11 @@ def cpu_of(processes: list[subprocess.Popen[bytes]]) -> float:
     return ticks / TICKS_PER_S
 
 
-def features(size: int, shape: str, cost: str) -> list[float]:
+def features(size: int, shape: str, fanout: int, cost: str) -> list[float]:
     """Return what the coefficients of the model are multiplied with."""
     if shape == "flat":
         return [1.0, float(size)]
-    levels = level_sizes(FANOUT, size)
+    levels = level_sizes(fanout, size)
     of_executor = [1.0, float(levels[0]), float(size)]
     if cost in OF_EXECUTOR:
         return of_executor
@@ -194,26 +208,18 @@ def fit(rows: list[dict[str, Any]], shape: str, cost: str) -> dict[str, Any]:
     own = [row for row in rows if row["shape"] == shape]
     fitted = [row for row in own if row["nodes"] <= FITTED and row[cost] > 0]
     # Short rounds of few agents may take no tick of the CPU's clock.
-    wanted = np.array([row[cost] for row in fitted]).reshape(-1, 1)
-    width = len(features(FANOUT, shape, cost))
-    matrix = np.array([features(row["nodes"], shape, cost) for row in fitted])
-    matrix = matrix.reshape(-1, width) / wanted
-    best, coefficients = np.inf, np.zeros(width)
-    # The best of all that are not negative: few enough to try each set of those that are not zero.
-    for chosen in itertools.product((False, True), repeat=width):
-        mask = np.array(chosen)
-        if not 0 < mask.sum() <= len(fitted):
-            continue
-        found = np.linalg.lstsq(matrix[:, mask], np.ones(len(fitted)), rcond=None)[0]
-        error = float(np.square(matrix[:, mask] @ found - 1).sum())
-        if (found >= 0).all() and error < best - 1e-12:
-            best, coefficients = error, np.zeros(width)
-            coefficients[mask] = found
-    predicted = {
-        row["nodes"]: float(np.dot(features(row["nodes"], shape, cost), coefficients))
+    wanted = np.array([row[cost] for row in fitted])
+    matrix = np.array([features(row["nodes"], shape, row["fanout"], cost) for row in fitted])
+    weights = wanted**-0.5
+    coefficients, _ = nnls(matrix * weights[:, None], wanted * weights)
+    predicted = [
+        float(np.dot(features(row["nodes"], shape, row["fanout"], cost), coefficients))
         for row in own
-    }
-    errors = {row["nodes"]: predicted[row["nodes"]] / row[cost] - 1 for row in own if row[cost] > 0}
+    ]
+    errors = [
+        guess / row[cost] - 1 if row[cost] > 0 else None
+        for guess, row in zip(predicted, own, strict=True)
+    ]
     return {"coefficients": coefficients.tolist(), "predicted": predicted, "errors": errors}
 
 
@@ -221,15 +227,19 @@ def show(rows: list[dict[str, Any]], models: dict[str, Any]) -> None:
     """Print the table, and how well larger sizes were predicted."""
     for cost, what in COSTS.items():
         print(f"\n{what}")
+        numbers = Counter()
         for row in rows:
-            model = models[row["shape"]][cost]
-            error = model["errors"].get(row["nodes"], float("nan"))
+            model, number = models[row["shape"]][cost], numbers[row["shape"]]
+            numbers[row["shape"]] += 1
+            error = model["errors"][number]
+            error = float("nan") if error is None else error
+            shape = row["shape"] if row["shape"] == "flat" else f"tree of {row['fanout']}"
             kind = "fitted" if row["nodes"] <= FITTED else "predicted"
             verdict = "" if kind == "fitted" else (" within" if abs(error) <= GOAL else " beyond")
             verdict += f" {GOAL:.0%}" if verdict else ""
             print(
-                f"  {row['nodes']:>6} nodes, {row['shape']}: {row[cost]:10.5f}   "
-                f"{kind} {model['predicted'][row['nodes']]:10.5f} ({error:+.0%}){verdict}"
+                f"  {row['nodes']:>6} nodes, {shape:>10}: {row[cost]:10.5f}   "
+                f"{kind} {model['predicted'][number]:10.5f} ({error:+.0%}){verdict}"
             )
 
 
