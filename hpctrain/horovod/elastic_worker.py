@@ -6,7 +6,6 @@ FD is its end of the connection to the rank, which knows all that is to be known
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import os
 import signal
@@ -26,6 +25,7 @@ from hpctrain.log import flush_output, log_traceback
 from hpctrain.plan import spec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.context import ActiveWorker, activate
+from hpctrain.worker.parent_death import end_with
 from hpctrain.worker.pinned import pin_sources
 from hpctrain.worker.report_count import LeaveTraining
 from hpctrain.worker.train import pack_return_value
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from hpctrain.horovod.connections import GlooConnections
     from hpctrain.worker.train_context import TrainContext
 
-_PR_SET_PDEATHSIG = 1
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
@@ -121,15 +120,8 @@ def _pack_exception(error: BaseException) -> bytes:
     return content
 
 
-def _end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when its rank ends, however that happens."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    _end_with_parent(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     # Slurm sends its warnings to every process of a step; the rank acts on them.
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -20,6 +20,7 @@ from hpctrain.control import local_socket
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.worker.forked import ForkedRank, explain_difference, rank_command
 from hpctrain.worker.launched import Launched, apply_launched, read_launched
+from hpctrain.worker.parent_death import end_with
 from hpctrain.worker.preload import other_threads
 
 # As in hpctrain.worker.fork_client.
@@ -214,6 +215,7 @@ class ForkServer:
     ) -> str | ForkedRank:
         """Fork a rank; return why that cannot be, or in the rank alone what it is to do."""
         ours, theirs = socket.socketpair()
+        server = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         try:
@@ -225,7 +227,7 @@ class ForkServer:
         if pid == 0:
             ours.close()
             client.close()
-            return self._become_rank(theirs, launched, descriptors)
+            return self._become_rank(theirs, launched, descriptors, parent=server)
         theirs.close()
         with ours:
             ours.settimeout(timeouts.FORKED_RANK_S)
@@ -254,11 +256,13 @@ class ForkServer:
         return ""
 
     def _become_rank(
-        self, server: socket.socket, launched: Launched, descriptors: list[int]
+        self, server: socket.socket, launched: Launched, descriptors: list[int], *, parent: int
     ) -> ForkedRank:
         """Become a rank, up to the point where it can no longer be refused."""
         try:
             os.setsid()
+            # Until it is connected nothing else ends it if the server and its client are killed.
+            end_with(parent)
             for sock in filter(None, (self._listener, self._owner, *self._clients.values())):
                 sock.close()
             for waiting, _ in self._awaited:

@@ -36,6 +36,7 @@ from hpctrain.worker.bootstrap import hello_details, join_world
 from hpctrain.worker.early_imports import import_early
 from hpctrain.worker.failure import LAST_WORDS, describe_exception
 from hpctrain.worker.node_socket import node_socket_name
+from hpctrain.worker.parent_death import outlive_parent
 from hpctrain.worker.profiling import answer_profile_requests
 from hpctrain.worker.stacks import answer_with_stacks
 from hpctrain.worker.step_times import answer_step_times
@@ -210,6 +211,8 @@ def run_rank(argv: list[str]) -> None:
         connection = _connect(argv[3])
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {error}") from error
+    # From here on it leaves with its executor.
+    outlive_parent()
     link = Link(connection, attempt=attempt, on_lost=_leave)
     rank = Rank(paths, attempt=attempt, link=link, warnings=warnings)
     try:

@@ -49,6 +49,12 @@ STATE = """
 WAITS = """
     import os, signal, subprocess, sys, time
 
+    from hpctrain.worker.parent_death import outlive_parent
+
+    if "unconnected" not in sys.argv:
+        # As a rank that is connected to its executor.
+        outlive_parent()
+
     def show(number, _):
         print(signal.Signals(number).name, flush=True)
 

@@ -161,6 +161,24 @@ def test_ranks_outlive_a_killed_server_and_the_next_ones_have_another(
     assert servers.take_reasons() == []
 
 
+def test_a_rank_that_is_not_connected_ends_with_its_server(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, WAITS)
+    servers = make_servers()
+    command = servers.command([*program.plain, "unconnected"], variables)
+    client = program.start(command, stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    pid, other = map(int, client.stdout.readline().split())
+    try:
+        assert servers.pid is not None
+        os.kill(servers.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), "the rank waits for an executor that is gone")
+    finally:
+        os.kill(other, signal.SIGKILL)
+        client.communicate(timeout=60)
+
+
 OWNER = """
     import os, sys, time
     from hpctrain.execute.fork_server import ForkServers
