@@ -7,6 +7,8 @@ environment of its own.
 nodes. How much of the slots was taken while trials waited, and how much by ranks that trained; and
 the seconds from the end of a trial to the first step of the next one in its slot, against those of
 a run that begins in an empty allocation. With ``--torch`` a trial has a node, four ranks and torch.
+
+``--json FILE`` keeps the numbers there, beside those of other commands.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from arms import describe_machine
 
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
 
@@ -110,8 +114,8 @@ def measure(python: str, script: str, trials: int) -> float:
 
 def measure_on_nodes(
     trials: int, num_nodes: int, seconds: tuple[float, float], *, with_torch: bool
-) -> None:
-    """Print how busy the slots of virtual nodes are, and how soon a slot is used again."""
+) -> dict[str, float]:
+    """Return how busy the slots of virtual nodes are, and how soon a slot is used again."""
     spec = ClusterSpec(num_nodes=num_nodes, cpus_per_node=_CPUS_PER_NODE, mode=best_mode())
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         script = Path(place, "script.py")
@@ -140,21 +144,22 @@ def measure_on_nodes(
         runs = Path(place, "runs")
         cold = _first_step(runs / "alone") - float(printed.split()[-1])
         events = list(_read(runs / "sweep" / "tune.jsonl"))
-        _print_use(events, runs / "sweep", cold, slots_per_node=1 if with_torch else _CPUS_PER_NODE)
+        slots_per_node = 1 if with_torch else _CPUS_PER_NODE
+        return _use_of(events, runs / "sweep", cold, slots_per_node=slots_per_node)
 
 
-def _print_use(
+def _use_of(
     events: list[Mapping[str, Any]], sweep: Path, cold_s: float, *, slots_per_node: int
-) -> None:
+) -> dict[str, float]:
     begun = {e["trial"]: e for e in events if e["event"] == "trial-started"}
     ended = {e["trial"]: e["time"] for e in events if e["event"] == "trial-ended"}
     first = {name: _first_step(sweep / name) for name in begun}
     slots = slots_per_node * len({node for event in begun.values() for node in event["nodes"]})
     start, last = min(e["time"] for e in begun.values()), max(e["time"] for e in begun.values())
+    found: dict[str, float] = {}
     for what, of in (("taken", {n: e["time"] for n, e in begun.items()}), ("training", first)):
         busy = sum(max(0.0, min(ended[name], last) - of[name]) for name in begun)
-        share = busy / (slots * (last - start))
-        print(f"{len(begun)} trials: {what:<8} {share:5.2f} of {slots} slots")
+        found[f"{what}, of {slots} slots"] = busy / (slots * (last - start))
     gaps, reuse = [], []
     for name, event in begun.items():
         before = [t for t in ended.values() if t <= event["time"]]
@@ -162,9 +167,10 @@ def _print_use(
             gaps.append(event["time"] - max(before))
             reuse.append(first[name] - max(before))
     if reuse:
-        print(f"end of a trial to the start of the next   {statistics.median(gaps):5.2f} s")
-        print(f"end of a trial to the next one's step     {statistics.median(reuse):5.2f} s")
-    print(f"fit() to the first step, alone            {cold_s:5.2f} s", flush=True)
+        found["end of a trial to the start of the next, s"] = statistics.median(gaps)
+        found["end of a trial to the next one's first step, s"] = statistics.median(reuse)
+    found["fit() to the first step in an empty allocation, s"] = cold_s
+    return found
 
 
 def _first_step(run: Path) -> float:
@@ -177,24 +183,37 @@ def _read(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def main() -> None:
-    """Print the seconds of each."""
+    """Print the numbers of a row."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trials", type=int, nargs="?", default=200)
     parser.add_argument("--ray", help="a Python that has Ray")
     parser.add_argument("--nodes", type=int, help="virtual nodes for a sweep in an allocation")
     parser.add_argument("--torch", action="store_true", help="trials with four ranks and torch")
     parser.add_argument("--seconds", type=float, nargs=2, default=(2.0, 20.0), help="of a trial")
+    parser.add_argument("--json", type=Path, help="file for the numbers")
     arguments = parser.parse_args()
+    machine = describe_machine()
     if arguments.nodes:
         seconds = tuple(arguments.seconds)
-        measure_on_nodes(arguments.trials, arguments.nodes, seconds, with_torch=arguments.torch)
-        return
-    arms = {"hpctrain": (sys.executable, _OURS)}
-    if arguments.ray:
-        arms["Ray Tune"] = (arguments.ray, _RAYS)
-    for name, (python, script) in arms.items():
-        seconds = measure(python, script, arguments.trials)
-        print(f"{name:<10} {arguments.trials} trials  {seconds:8.1f} s", flush=True)
+        row = f"{arguments.trials} trials of {seconds[0]:g} to {seconds[1]:g} s"
+        row += f", {arguments.nodes} nodes" + (", four ranks with torch" if arguments.torch else "")
+        found = measure_on_nodes(
+            arguments.trials, arguments.nodes, seconds, with_torch=arguments.torch
+        )
+    else:
+        row = f"{arguments.trials} trials that do nothing"
+        arms = {"hpctrain, s": (sys.executable, _OURS)}
+        if arguments.ray:
+            arms["Ray Tune, s"] = (arguments.ray, _RAYS)
+        found = {name: measure(*arm, arguments.trials) for name, arm in arms.items()}
+    print(row)
+    for name, value in found.items():
+        print(f"  {name:<52} {value:7.2f}", flush=True)
+    if arguments.json is not None:
+        rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+        machine["load_after"] = os.getloadavg()
+        rows[row] = {"machine": machine, "numbers": found}
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
