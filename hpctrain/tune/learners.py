@@ -9,7 +9,7 @@ from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.runner import Report
 from hpctrain.tune.schedulers.scheduler import Decision, Exploit, TrialScheduler
-from hpctrain.tune.search.searcher import SearchAlgorithm
+from hpctrain.tune.search.searcher import STOP, SearchAlgorithm
 from hpctrain.tune.trial import Trial, TrialState
 
 _DECISIONS = get_args(Decision)
@@ -55,7 +55,9 @@ class Learners:
                 f"{', '.join(_DECISIONS)} is needed: return self.CONTINUE."
             )
         if self._search is not None:
-            self._search.on_trial_result(trial.trial_id, report.metrics)
+            said = self._search.on_trial_result(trial.trial_id, report.metrics)
+            # Those of Ray Tune return nothing.
+            decision = STOP if said == STOP else decision
         return decision
 
     def note_end(self, trial: Trial, *, was_stopped: bool) -> None:

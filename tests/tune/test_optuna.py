@@ -70,8 +70,8 @@ def test_a_restored_search_knows_what_came_of_earlier_trials() -> None:
         restored.restore_trial(f"t{number}", config)
         restored.on_trial_complete(f"t{number}", {"loss": config["a"]["x"] ** 2})
     best = min(config["a"]["x"] ** 2 for config in configs)
-    assert restored._study.best_value == pytest.approx(best)
-    assert len(restored._study.trials) == 12
+    assert restored._study.study.best_value == pytest.approx(best)
+    assert len(restored._study.study.trials) == 12
     assert propose(restored, 1, first=12)
 
 
@@ -80,7 +80,7 @@ def test_a_failed_trial_and_one_without_a_number_count_as_failed() -> None:
     for number, (result, error) in enumerate([(None, True), ({"loss": float("nan")}, False)]):
         search.suggest(f"t{number}")
         search.on_trial_complete(f"t{number}", result, error)
-    assert [trial.state.name for trial in search._study.trials] == ["FAIL", "FAIL"]
+    assert [trial.state.name for trial in search._study.study.trials] == ["FAIL", "FAIL"]
 
 
 def test_distributions_of_optuna_and_a_function_of_its_trial_are_spaces() -> None:
@@ -98,7 +98,7 @@ def test_distributions_of_optuna_and_a_function_of_its_trial_are_spaces() -> Non
     proposed = search.suggest("t0")
     assert proposed["twice"] == 2 * proposed["n"]
     search.restore_trial("t1", {"n": 2, "twice": 4})
-    assert search._trials["t1"].params == {"n": 2}
+    assert search._study["t1"].params == {"n": 2}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_restored_function_of_the_trial_finds_its_parameters_inside_the_config
     for number, config in enumerate(configs):
         assert config is not None
         search.restore_trial(f"t{number}", config)
-        assert search._trials[f"t{number}"].params == {
+        assert search._study[f"t{number}"].params == {
             "opt/lr": config["opt"]["lr"],
             "opt/layers": config["opt"]["layers"],
         }
@@ -190,7 +190,7 @@ def test_any_choice_is_found_again_after_it_was_pickled(values: list[Any]) -> No
     search = OptunaSearch(seed=1)
     search.set_search_properties("loss", "min", spec.unpack(spec.pack(space, what="a space")))
     search.restore_trial("t0", {"a": spec.unpack(spec.pack(values[1], what="a value"))})
-    assert search._trials["t0"].params == {"a": 1}
+    assert search._study["t0"].params == {"a": 1}
 
 
 def test_a_configuration_that_cannot_be_proposed_again_is_named_and_not_learnt_from(
@@ -210,7 +210,7 @@ def test_a_configuration_that_cannot_be_proposed_again_is_named_and_not_learnt_f
         search.restore_trial("t0", config)
         search.on_trial_complete("t0", {"loss": 1.0})
         assert "cannot propose the configuration of t0 again" in capsys.readouterr().err
-        assert not [trial for trial in search._study.trials if trial.state.name == "COMPLETE"]
+        assert not [trial for trial in search._study.study.trials if trial.state.name == "COMPLETE"]
 
 
 @pytest.mark.filterwarnings("ignore")

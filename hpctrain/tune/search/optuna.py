@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from hpctrain.tune.search.parameters import (
     is_same,
 )
 from hpctrain.tune.search.points import by_path, check_points, choose_point
-from hpctrain.tune.search.searcher import Searcher
+from hpctrain.tune.search.searcher import STOP, Searcher
+from hpctrain.tune.search.study import Study
 
 # Of numpy's RandomState, with which samplers draw.
 _SEEDS = 2**32
@@ -38,13 +40,24 @@ class OptunaSearch(Searcher):
         Configurations that are proposed first; what one leaves out is drawn.
     sampler
         One of ``optuna.samplers``. None: ``TPESampler(seed=seed)``.
+    study_name
+        Of the study in `storage`; None: ``optuna``. One that exists goes on: what other sweeps told
+        it is learned from, too.
+    storage
+        One of ``optuna.storages``, or an address such as ``sqlite:///study.db``. None: the study is
+        kept in memory, and made anew from the ledger when the sweep is restored.
     seed
         Of the sampler, if none is given.
+    evaluated_rewards
+        Values of `points_to_evaluate` that are known: one for each, which are not run then.
+    pruner
+        One of ``optuna.pruners``: a trial that it prunes is stopped after that report. None: all
+        trials go on. It sees reports by their ``training_iteration``.
 
     Raises
     ------
     ConfigError
-        If Optuna is not installed.
+        If Optuna is not installed, or arguments contradict each other.
 
     Notes
     -----
@@ -61,10 +74,20 @@ class OptunaSearch(Searcher):
         metric: str | None = None,
         mode: str | None = None,
         points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
-        *,
         sampler: Any = None,
+        study_name: str | None = None,
+        storage: Any = None,
         seed: int | None = None,
+        evaluated_rewards: Sequence[float] | None = None,
+        *,
+        pruner: Any = None,
     ) -> None:
+        for name, value in (("metric", metric), ("mode", mode)):
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(
+                    f"OptunaSearch({name}={shown(value)}): one is needed. Report a metric that "
+                    f"weighs several objectives."
+                )
         super().__init__(metric, mode)
         import_optuna()
         if space is not None and not callable(space) and not isinstance(space, Mapping):
@@ -77,14 +100,28 @@ class OptunaSearch(Searcher):
                 "OptunaSearch(sampler=..., seed=...): the seed is of the default sampler. Give "
                 "yours its own, and leave seed out."
             )
+        if study_name is not None and storage is None:
+            raise ConfigError(
+                f"OptunaSearch(study_name={shown(study_name)}): a study in memory has no other "
+                f"name. Give a storage too, such as 'sqlite:///study.db'."
+            )
+        rewards = [*(evaluated_rewards or ())]
+        if rewards and (callable(space) or len(rewards) != len(points_to_evaluate or ())):
+            raise ConfigError(
+                f"OptunaSearch(evaluated_rewards=...) has {len(rewards)} values for "
+                f"{len(points_to_evaluate or ())} points_to_evaluate. One is needed for each, and "
+                f"a space that is no function."
+            )
         self._space = space
         self._given_points = check_points(points_to_evaluate)
         self._points: list[Mapping[str, Any]] = []
-        self._sampler = sampler
-        self._seed = seed
+        self._sampler, self._pruner = sampler, pruner
+        self._storage, self._study_name = storage, study_name
+        self._seed, self._rewards = seed, rewards
+        # The sweep is restored from a pickle of this.
+        self._sweep = secrets.token_hex(8)
         self._parameters: dict[str, Parameter] = {}
-        self._study: Any = None
-        self._trials: dict[str, Any] = {}
+        self._study: Study | None = None
         self._restored = 0
         self._known: list[Mapping[str, Any]] = []
         self._repeats_left = 0
@@ -113,28 +150,37 @@ class OptunaSearch(Searcher):
                 choose_point(point, self._parameters, space, number=number)
                 for number, point in enumerate(self._given_points)
             ]
-        self._study = optuna.create_study(
-            direction="minimize" if self.mode == "min" else "maximize",
+        self._study = study = Study(
+            self._sweep,
+            mode=str(self.mode),
             sampler=self._sampler or optuna.samplers.TPESampler(seed=self._seed),
+            pruner=self._pruner,
+            storage=self._storage,
+            name=self._study_name,
         )
+        if self._rewards:
+            distributions = {name: each.distribution for name, each in self._parameters.items()}
+            for number, value in enumerate(self._rewards):
+                chosen = self._points[number]
+                study.add(number, parameters=distributions, chosen=chosen, value=float(value))
+            self._points.clear()
 
     def suggest(self, trial_id: str) -> Mapping[str, Any]:
         """Return a configuration, by path of the parameter. Not collective."""
         if self._points:
-            self._study.enqueue_trial(self._points.pop(0))
+            self._begun.study.enqueue_trial(self._points.pop(0))
             return self._ask(trial_id)
         proposed = self._ask(trial_id)
         while self._repeats_left and self._numbers(trial_id) in self._known:
             self._repeats_left -= 1
-            failed = import_optuna().trial.TrialState.FAIL
-            self._study.tell(self._trials[trial_id], state=failed)
+            self._begun.tell(trial_id, None)
             proposed = self._ask(trial_id)
         return proposed
 
     def _numbers(self, trial_id: str) -> Mapping[str, Any]:
         """Return the numbers of a proposal, as they are in a config: what is even in the space."""
         categorical = import_optuna().distributions.CategoricalDistribution
-        trial = self._trials[trial_id]
+        trial = self._begun[trial_id]
         numbers = {
             name: value
             for name, value in trial.params.items()
@@ -148,39 +194,40 @@ class OptunaSearch(Searcher):
 
     def _ask(self, trial_id: str) -> Mapping[str, Any]:
         if callable(self._space):
-            trial = self._trials[trial_id] = self._study.ask()
+            trial = self._begun.ask(trial_id)
             constants = self._space(trial) or {}
             return {**trial.params, **constants}
-        trial = self._trials[trial_id] = self._study.ask(
-            {name: parameter.distribution for name, parameter in self._parameters.items()}
+        trial = self._begun.ask(
+            trial_id, {name: parameter.distribution for name, parameter in self._parameters.items()}
         )
         return {
             name: parameter.value_of(trial.params[name])
             for name, parameter in self._parameters.items()
         }
 
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Report a value between the first and the last. Not collective."""
+    @property
+    def _begun(self) -> Study:
+        assert self._study is not None
+        return self._study
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> str | None:
+        """Report a value between the first and the last; return ``"STOP"`` to prune the trial.
+
+        Not collective.
+        """
         assert self.metric is not None
         score, step = find_score(result, self.metric), find_number(result, "training_iteration")
-        trial = self._trials.get(trial_id)
-        if trial is not None and score is not None and step is not None:
-            trial.report(score, int(step))
+        if score is None or step is None:
+            return None
+        return STOP if self._begun.report(trial_id, score, int(step)) else None
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
         """Tell Optuna the last value of a trial, or that it failed. Not collective."""
         assert self.metric is not None
-        optuna = import_optuna()
-        trial = self._trials.pop(trial_id, None)
-        if trial is None:
-            return
         score = find_score(result or {}, self.metric)
-        if error or score is None:
-            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(trial, score)
+        self._begun.tell(trial_id, None if error else score)
 
     def restore_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
         """Propose again what was proposed for a trial. Not collective.
@@ -192,6 +239,8 @@ class OptunaSearch(Searcher):
         # They were proposed first.
         del self._points[:1]
         self._draw_on()
+        if self._begun.take_back(trial_id):
+            return
         try:
             if callable(self._space):
                 # What it asked for is in the config by the same names, wherever that is.
@@ -201,9 +250,9 @@ class OptunaSearch(Searcher):
                     name: parameter.choice_of(_find(config, name))
                     for name, parameter in self._parameters.items()
                 }
-            self._study.enqueue_trial(chosen)
+            self._begun.study.enqueue_trial(chosen)
             self._ask(trial_id)
-            params = self._trials[trial_id].params
+            params = self._begun[trial_id].params
             changed = [name for name in params if not is_same(params[name], chosen.get(name))]
         # An index or a key that is not there, and a choice that Optuna does not know.
         except (AttributeError, LookupError, ValueError) as error:
@@ -214,9 +263,7 @@ class OptunaSearch(Searcher):
                 self._known.append(self._numbers(trial_id))
                 self._repeats_left += 1
         if changed:
-            trial = self._trials.pop(trial_id, None)
-            if trial is not None:
-                self._study.tell(trial, state=import_optuna().trial.TrialState.FAIL)
+            self._begun.tell(trial_id, None)
             log(
                 f"warning: OptunaSearch cannot propose the configuration of {trial_id} again "
                 f"({', '.join(changed)}), and does not learn from it. Choose from text and "
@@ -227,10 +274,10 @@ class OptunaSearch(Searcher):
         """Let the sampler not repeat its draws: what is enqueued does not advance it."""
         if self._sampler is not None:
             if self._restored == 1:
-                self._study.sampler.reseed_rng()
+                self._begun.study.sampler.reseed_rng()
         elif self._seed is not None:
             seed = (self._seed + self._restored) % _SEEDS
-            self._study.sampler = import_optuna().samplers.TPESampler(seed=seed)
+            self._begun.study.sampler = import_optuna().samplers.TPESampler(seed=seed)
 
 
 def _find(config: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.tune.metric import set_metric
 
 FINISHED = "FINISHED"
+STOP = "STOP"
 
 
 class SearchAlgorithm(Protocol):
@@ -17,8 +18,8 @@ class SearchAlgorithm(Protocol):
     def suggest(self, trial_id: str) -> Mapping[str, Any] | str | None:
         """Return a configuration, None if there is none now, or ``"FINISHED"``."""
 
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Note a report of a trial."""
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> str | None:
+        """Note a report of a trial; ``"STOP"`` ends it after that."""
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -68,8 +69,9 @@ class Searcher:
 
     def on_trial_result(  # of interest to some
         self, trial_id: str, result: Mapping[str, Any]
-    ) -> None:
-        """Note a report of a trial. Not collective."""
+    ) -> str | None:
+        """Note a report of a trial; return ``"STOP"`` to end it after that. Not collective."""
+        return None
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
