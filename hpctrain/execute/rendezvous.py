@@ -95,6 +95,9 @@ class Rendezvous:
     find_down
         Returns which nodes, whose agents have not come, are down: no step starts there, and srun
         may wait for them without end.
+    find_silent
+        Returns which nodes of the ranks have lost their power, or their network, since their agents
+        came.
     ask_after_s
         Seconds after which it is called for the first time; each further one takes twice as long.
     """
@@ -110,6 +113,7 @@ class Rendezvous:
         stacks: Path,
         health: Health,
         find_down: Callable[[], Sequence[str]] = lambda: (),
+        find_silent: Callable[[], Sequence[str]] = lambda: (),
         ask_after_s: float = math.inf,
     ) -> None:
         self._poll = poll
@@ -120,6 +124,7 @@ class Rendezvous:
         self._size = size
         self._health = health
         self._find_down, self._ask_after_s = find_down, ask_after_s
+        self._find_silent = find_silent
         self._begun: dict[int, tuple[int, str]] = {}
         self.workers: dict[int, WorkerMetadata] = {}
         """Ranks that have joined."""
@@ -203,6 +208,9 @@ class Rendezvous:
                     f"the agents of the nodes did not start: {printed}",
                     transient=is_passing(printed),
                 )
+            if silent := self._find_silent():
+                # A step of Slurm would end, but not each launcher is one.
+                self._fail(f"{', '.join(silent)} went silent before the ranks had started.")
             now = time.monotonic()
             if now > look_at:
                 look_at = now + _LOOK_INTERVAL_S

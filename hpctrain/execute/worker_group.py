@@ -251,6 +251,7 @@ class WorkerGroup(CallsFunctions):
                 stacks=self._paths.stacks(self.attempt),
                 health=self.health,
                 find_down=list if self._agents is None else self._agents.find_down,
+                find_silent=self._find_silent,
                 ask_after_s=math.inf if self._agents is None else self._agents.node_timeout_s,
             )
             self._workers = rendezvous.workers
@@ -355,6 +356,10 @@ class WorkerGroup(CallsFunctions):
             for frame in self._hub.poll(_POLL_S):
                 if frame.op == "answer":
                     self._calls.take(frame)
+
+    def _find_silent(self) -> list[str]:
+        """Return the nodes of the ranks that have lost their power, or their network."""
+        return [node for node in self.placement.nodes if self.lost_nodes.get(node)]
 
     def shutdown(self, patience_s: float = 5.0) -> None:
         """End the ranks: let them leave if they can, kill them after `patience_s` seconds."""

@@ -253,7 +253,12 @@ def _exit(status: int) -> NoReturn:
 
 
 def _redirect_output(path: Path) -> None:
-    descriptor = open_log(path)
+    try:
+        descriptor = open_log(path)
+    except OSError:
+        from hpctrain.rundir.files import retry
+
+        descriptor = retry(lambda: open_log(path), patience_s=timeouts.STORAGE_FAILOVER_S)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -60,6 +60,27 @@ def test_a_node_that_goes_down_before_its_agent_has_come_ends_the_start():
     assert answers == []
 
 
+def test_a_node_that_goes_silent_before_its_ranks_have_joined_ends_the_start():
+    """What starts ranks in the step of a slot does not end with the node."""
+    step: Any = Waiting()
+    answers = [[], ["node1"]]
+    rendezvous = Rendezvous(
+        lambda timeout_s: [],
+        examine=lambda pids, silent: None,
+        step=step,
+        agents=step,
+        size=1,
+        stacks=Path("stacks"),
+        health=Health(num_nodes=1),
+        find_silent=lambda: answers.pop(0),
+    )
+    message = "node1 went silent before the ranks had started"
+    with pytest.raises(LaunchError, match=message) as raised:
+        rendezvous._await_ranks(60.0)
+    assert raised.value.transient
+    assert answers == []
+
+
 def test_ranks_that_have_not_begun_in_time_are_looked_for_where_they_print():
     step: Any = Waiting()
     rendezvous = Rendezvous(
