@@ -490,7 +490,10 @@ EXACT_STOP_S = Timeout(
 
 # --- Files ---
 STORAGE_FAILOVER_S = Timeout(
-    20.0, "storage_failover", "a server of the filesystem, when an executor begins", "OSError"
+    20.0,
+    "storage_failover",
+    "a server of the filesystem, when an executor or a rank begins",
+    "OSError",
 )
 # A run whose end is not recorded must run again.
 LAST_WRITE_S = Timeout(
