@@ -34,23 +34,43 @@ _ADDED = ("training_iteration", "time_total_s", "trial_id")
 
 
 @tune_app.command()
-def status(sweep: SweepArgument, json: JsonOption = False) -> None:
+def status(
+    sweep: SweepArgument,
+    json: JsonOption = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Show what changes, until the sweep ends or stops."),
+    ] = False,
+) -> None:
     """List the trials of a sweep, with their states and last metrics."""
-    from hpctrain.printable import show_controls
+    if json and follow:
+        from hpctrain.errors import ConfigError
 
+        raise ConfigError("hpctrain tune status: give --json or --follow, not both.")
     paths, record = read_sweep(sweep)
-    found = to_json(paths, record)
     if json:
         from hpctrain.cli.json_output import print_json
 
-        print_json(found)
+        print_json(to_json(paths, record))
         return
-    from hpctrain.cli.list_runs import fit_rows, render_rows, width_of_output
+    if follow:
+        from hpctrain.cli.tune_follow import follow as show_changes
 
-    width = width_of_output()
-    print(show_controls(describe(found, width=width)))
-    if not found["trials"]:
+        has_jobs = record.started.get("launcher") == "slurm"
+        show_changes(lambda: _render(*read_sweep(sweep)), has_jobs=has_jobs)
         return
+    print(_render(paths, record)[0])
+
+
+def _render(paths: SweepPaths, record: SweepRecord) -> tuple[str, bool]:
+    """Return the table of the trials, and whether the sweep is at work."""
+    from hpctrain.cli.list_runs import fit_rows, render_rows, width_of_output
+    from hpctrain.printable import show_controls
+
+    found, width = to_json(paths, record), width_of_output()
+    text, is_at_work = show_controls(describe(found, width=width)), found["state"] == "running"
+    if not found["trials"]:
+        return text, is_at_work
     has_jobs = any(trial["job_id"] for trial in found["trials"])
     columns = _COLUMNS_WITH_JOBS if has_jobs else _COLUMNS
     cells = [_row(trial, has_jobs=has_jobs) for trial in found["trials"]]
@@ -59,7 +79,7 @@ def status(sweep: SweepArgument, json: JsonOption = False) -> None:
         rows = fit_rows(
             cells, width=width, columns=columns, names={"CONFIG": (24, 12)}, optional=("REPORTS",)
         )
-    print(show_controls(render_rows(rows[1:], rows[0])))
+    return f"{text}\n{show_controls(render_rows(rows[1:], rows[0]))}", is_at_work
 
 
 @tune_app.command()

@@ -1,0 +1,55 @@
+"""``hpctrain tune status --follow``: the trials of a sweep, again whenever they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_ERASE = "\x1b[H\x1b[2J\x1b[3J"
+_INTERVAL_S = 2.0
+# Slurm's controller is asked each time.
+_INTERVAL_WITH_JOBS_S = 15.0
+
+
+def follow(render: Callable[[], tuple[str, bool]], *, has_jobs: bool) -> None:
+    """Print what changes, until the sweep is not at work any more. Not collective.
+
+    Parameters
+    ----------
+    render
+        Returns the text, and whether the sweep is at work.
+    has_jobs
+        Whether trials are jobs.
+    """
+    import shutil
+    import sys
+    import time
+
+    is_terminal, before = sys.stdout.isatty(), ""
+    while True:
+        text, is_at_work = render()
+        if text != before:
+            if is_terminal:
+                room = shutil.get_terminal_size().lines - 1
+                # What has just been done is of less interest once all is over.
+                shown = crop(text, room) if is_at_work else text
+                print(_ERASE + shown, flush=True)
+            else:
+                print(text + "\n", flush=True)
+        before = text
+        if not is_at_work:
+            return
+        time.sleep(_INTERVAL_WITH_JOBS_S if has_jobs else _INTERVAL_S)
+
+
+def crop(text: str, room: int) -> str:
+    """Return as much of a table as there are lines for, and how much is left out. Pure.
+
+    Those at the end are kept: trials begin in this order.
+    """
+    lines = text.splitlines()
+    left_out = len(lines) - room
+    if left_out <= 0:
+        return text
+    head = next((i for i, line in enumerate(lines) if line.startswith("TRIAL ")), 0) + 1
+    kept = lines[head + left_out + 1 :]
+    return "\n".join([*lines[:head], f"({left_out + 1} trials before)", *kept])
