@@ -1,4 +1,4 @@
-"""The one owner of ``os.environ``, and the answer to "which home is this?".
+"""The one owner of ``os.environ``.
 
 Every rank imports this module at its start, so functions import their special needs themselves. No
 other module of hpctrain reads or writes the environment (ruff's banned-api enforces this).
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,7 @@ _RANK_VARIABLES = (
     "MV2_COMM_WORLD_RANK",
     "SLURM_PROCID",
 )
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _EXPORT_VARIABLES = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
-
-# Name the file of a job's hosts: PBS and Torque, LSF, Cobalt, Grid Engine.
-_NODE_FILE_VARIABLES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE", "PE_HOSTFILE")
 
 _OF_THIS_HOST = frozenset(
     ["_", "DISPLAY", "HOST", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR", "TTY"]
@@ -41,12 +36,13 @@ _OF_THIS_HOST = frozenset(
 RANK_MARKER = "HPCTRAIN_RANK"
 STEP_MARK = "HPCTRAIN_STEP"
 """Identifies the sruns of one attempt, including those of its mpiexec."""
+HOSTFILE = "HPCTRAIN_HOSTFILE"
+"""Names the hosts on which ``fit()`` starts ranks."""
 TOPOLOGY_FILE = "HWLOC_XMLFILE"
 """Names a file that describes the hardware for hwloc. If it is empty, hwloc detects the
 hardware."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
 _EXISTING = "HPCTRAIN_EXISTING"
-_HOSTFILE = "HPCTRAIN_HOSTFILE"
 _DETACH = "HPCTRAIN_DETACH"
 _DRY_RUN = "HPCTRAIN_DRY_RUN"
 _TRUST_WRITERS = "HPCTRAIN_TRUST_WRITERS"
@@ -73,91 +69,14 @@ _OF_LAUNCHER = frozenset(
 )
 
 
-class Home(Enum):
-    """Where ``fit()`` was called."""
-
-    LOCAL = "local"
-    """A laptop or workstation: no Slurm."""
-    LOGIN = "slurm"
-    """A machine from which jobs are submitted."""
-    ALLOCATION = "allocation"
-    """Inside sbatch or salloc, and not a rank."""
-    HOSTS = "mpiexec"
-    """On one of several hosts that a file names: for example in a job of PBS or LSF, and not a
-    rank."""
-    SPMD = "spmd"
-    """Already a rank, among ranks that the user started."""
-
-
-def detect_home(
-    environ: Mapping[str, str], *, mpi_world_size: int | None, can_submit: Callable[[], bool]
-) -> Home:
-    """Return which home a process is in, from its environment.
-
-    Not collective.
-
-    Parameters
-    ----------
-    environ
-        The environment of the process.
-    mpi_world_size
-        Size of the MPI world if MPI is already initialised in this process, else None. It takes
-        precedence over all variables.
-    can_submit
-        Returns whether this machine can submit to Slurm; only called if needed.
-
-    Raises
-    ------
-    ConfigError
-        If torchrun started the process: hpctrain starts the ranks itself.
-    """
-    if mpi_world_size is not None and mpi_world_size > 1:
-        return Home.SPMD
-    if RANK_MARKER in environ:
-        # A child of one of our ranks: the ranks that it starts stay on this machine.
-        return Home.LOCAL
-    if "TORCHELASTIC_RUN_ID" in environ:
-        size = environ.get("WORLD_SIZE", "1")
-        processes = "1 process" if size == "1" else f"{size} processes"
-        raise ConfigError(
-            f"torchrun (or accelerate launch) started this script as {processes}, and "
-            f"hpctrain starts the ranks itself. Use ScalingConfig(num_workers={size}), and run "
-            f"`python SCRIPT` instead."
-        )
-    in_step = "SLURM_STEP_ID" in environ
-    step_tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if in_step else 1
-    launched = next((int(environ[name]) for name in _SIZE_VARIABLES if name in environ), None)
-    if max(step_tasks, launched or 1) > 1:
-        return Home.SPMD
-    # `srun --pty bash` is a step of one task, with PMI variables if the site's MpiDefault sets
-    # them; outside of a step they come from an mpiexec with one rank.
-    if launched == 1 and not in_step:
-        return Home.SPMD
-    if "SLURM_JOB_ID" in environ and not environ.get(_HOSTFILE):
-        return Home.ALLOCATION
-    if hostfile(environ) is not None:
-        return Home.HOSTS
-    return Home.LOGIN if can_submit() else Home.LOCAL
-
-
-def hostfile(environ: Mapping[str, str]) -> str | None:
-    """Return the path of the file that names the hosts for ranks, or None.
-
-    Not collective. The requested file (``--hostfile``, ``HPCTRAIN_HOSTFILE``), else that of a job
-    of PBS, LSF, Cobalt or Grid Engine.
-    """
-    names = (_HOSTFILE, *_NODE_FILE_VARIABLES)
-    return next((environ[name] for name in names if environ.get(name)), None)
-
-
 def requested_hostfile() -> str | None:
     """Return the hostfile of ``--hostfile`` or ``HPCTRAIN_HOSTFILE``, or None."""
-    return os.environ.get(_HOSTFILE) or None
+    return os.environ.get(HOSTFILE) or None
 
 
 def request_hostfile(path: Path) -> None:
     """Let every ``fit()`` of this process and its children start ranks on the hosts of a file."""
-    os.environ[_HOSTFILE] = str(path.absolute())
+    os.environ[HOSTFILE] = str(path.absolute())
 
 
 def environment() -> dict[str, str]:

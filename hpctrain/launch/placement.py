@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
+from hpctrain.home import hostfile
 from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.resources import Placement
@@ -98,7 +99,7 @@ def read_hosts() -> tuple[Host, ...]:
     ConfigError
         If there are none.
     """
-    path = environ.hostfile(environ.environment())
+    path = hostfile(environ.environment())
     if path is None:
         raise ConfigError(
             "launcher='mpiexec' needs to know the hosts, and there is no job of PBS, LSF or Grid "

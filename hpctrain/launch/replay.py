@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig
 from hpctrain.errors import ConfigError
+from hpctrain.home import hostfile
 from hpctrain.launch.container import plan_container, ranks_path
 from hpctrain.launch.environment_pack import plan_environment_pack
 from hpctrain.launch.record import read_origin
@@ -276,7 +277,7 @@ def _choose_launcher(origin: RunPaths, recorded: str) -> str:
         from hpctrain.slurm.job import refuse_ended_allocation
 
         refuse_ended_allocation()
-    if launcher == "mpiexec" and environ.hostfile(environ.environment()) is None:
+    if launcher == "mpiexec" and hostfile(environ.environment()) is None:
         raise ConfigError(
             f"{origin.root} ran on the hosts of a file, and none is named here. Set "
             f"HPCTRAIN_HOSTFILE=FILE, or replay it in a job of PBS, LSF or Grid Engine."

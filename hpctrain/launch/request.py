@@ -12,8 +12,8 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.config import LAUNCHERS, RunConfig, ScalingConfig
-from hpctrain.environ import Home
 from hpctrain.errors import ConfigError
+from hpctrain.home import Home, detect_home
 from hpctrain.launch.container import plan_container
 from hpctrain.launch.environment_pack import plan_environment_pack
 from hpctrain.launch.placement import (
@@ -129,7 +129,7 @@ def current_home() -> Home:
     if _home is None:
         from hpctrain.slurm.probe import can_submit
 
-        _home = environ.detect_home(
+        _home = detect_home(
             environ.environment(),
             mpi_world_size=initialized_world_size(),
             can_submit=can_submit,

@@ -14,8 +14,8 @@ from typing import Literal
 
 from hpctrain import environ
 from hpctrain.config import RunConfig, ScalingConfig
-from hpctrain.environ import Home
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.home import Home
 from hpctrain.launch.claim import claimed, find_claim, release_claim
 from hpctrain.launch.fit import refuse_nested_fit
 from hpctrain.launch.request import choose_launcher, current_home
