@@ -15,15 +15,9 @@ from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.checkpoint_lock import hold_for_deletion
-from hpctrain.constants import ARCHITECTURE_NAME
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
-from hpctrain.rundir.files import (
-    fsync_directory,
-    make_directory,
-    write_atomic,
-    write_unseen,
-)
+from hpctrain.rundir.files import fsync_directory, write_atomic, write_unseen
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
     Manifest,
@@ -31,17 +25,9 @@ from hpctrain.rundir.manifest import (
     encode_validation,
     read_manifest,
 )
+from hpctrain.rundir.merged_parts import merge_parts
 from hpctrain.rundir.retention import kept_names
-from hpctrain.rundir.staging import (
-    DAMAGED,
-    REPLACED,
-    StagedFile,
-    StagedPart,
-    commit_directory,
-    default_name,
-    shared_directory,
-    staging_directory,
-)
+from hpctrain.rundir.staging import DAMAGED, REPLACED, StagedPart, commit_directory, default_name
 from hpctrain.rundir.verify import TRY_AGAIN, verify_files
 
 if TYPE_CHECKING:
@@ -118,36 +104,24 @@ class CheckpointStore:
                 "its directory holds no file. Save into it before report(), or report without a "
                 "checkpoint."
             )
-        merged, files, conflicts, emptied = self._merge(attempt, report, parts)
+        merged = merge_parts(self._directory, parts, attempt=attempt, report=report)
         manifest = Manifest(
             name=name,
             report=report,
             attempt=attempt,
             world_size=world_size,
             metrics=metrics,
-            files=tuple(files[path] for path in sorted(files)),
+            files=merged.files,
             created_at=time.time(),
             versions=first.versions,
             validation=validation,
         )
-        write_unseen(merged / MANIFEST_NAME, encode_manifest(manifest))
-        folders = {folder for path in files for folder in (merged / path).parents}
-        for folder in sorted(folders - set(merged.parents)):
-            fsync_directory(folder)
+        write_unseen(merged.directory / MANIFEST_NAME, encode_manifest(manifest))
+        merged.fsync_folders()
         target = self._directory / name
-        self._publish(merged, target)
-        self._remove_emptied(merged.parent, emptied)
-        return Checkpoint(target), conflicts
-
-    def _remove_emptied(self, temporary: Path, emptied: Collection[Path]) -> None:
-        """Remove the directories out of which all files were moved, unseen by a scan of each."""
-        try:
-            for directory in emptied:
-                directory.rmdir()
-            temporary.rmdir()
-        except OSError:
-            # Something is left: of a file that several ranks had, of a directory in one of them.
-            shutil.rmtree(temporary, ignore_errors=True)
+        self._publish(merged.directory, target)
+        merged.remove_emptied()
+        return Checkpoint(target), list(merged.conflicts)
 
     def end_validation(self, manifest: Manifest, metrics: Mapping[str, Any]) -> bool:
         """Write down that a pending validation has ended. Not collective.
@@ -307,42 +281,6 @@ class CheckpointStore:
                     self._discard(Path(entry.path))
                 else:
                     os.rename(entry.path, original)
-
-    def _merge(
-        self, attempt: int, report: int, parts: Mapping[int, StagedPart]
-    ) -> tuple[Path, dict[str, StagedFile], list[str], set[Path]]:
-        """Move the files of all ranks into one directory, and name those that are empty then.
-
-        It is the one that all share, or that of the lowest rank if none is.
-        """
-
-        def own(rank: int) -> Path:
-            return staging_directory(self._directory, attempt=attempt, report=report, rank=rank)
-
-        ranks = sorted(rank for rank in parts if parts[rank].files)
-        merged = own(ranks[0])
-        if any(part.shared for part in parts.values()):
-            merged = shared_directory(self._directory, attempt=attempt, report=report)
-        files: dict[str, StagedFile] = {}
-        conflicts, emptied = [], {own(rank) for rank in parts if rank not in ranks}
-        for rank in ranks:
-            for file in parts[rank].files:
-                is_shared = file.path in parts[rank].shared
-                if not is_shared and own(rank) != merged:
-                    emptied.add(own(rank))
-                if file.path in files:
-                    is_other = file.digest != files[file.path].digest
-                    if is_other and Path(file.path).name != ARCHITECTURE_NAME:
-                        conflicts.append(file.path)
-                    continue
-                files[file.path] = file
-                if not is_shared and own(rank) != merged:
-                    target = merged / file.path
-                    if target.parent != merged:
-                        make_directory(target.parent, below=merged)
-                    # In place of a higher rank's, if that one has taken the name.
-                    os.rename(own(rank) / file.path, target)
-        return merged, files, conflicts, emptied
 
     def _publish(self, merged: Path, target: Path) -> None:
         """Rename a complete directory to its name; an older one there is complete until then."""
