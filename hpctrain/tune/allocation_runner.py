@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hpctrain import environ
-from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.usable_nodes import UsableNodes
@@ -26,7 +24,7 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.scaling_config import ScalingConfig
 from hpctrain.slurm.nodes import SlurmNodes
-from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.local_runner import LocalRunner, MakeTrainer, RunOf
 from hpctrain.tune.node_slots import need_on_nodes
 from hpctrain.tune.runner import End, Look
 from hpctrain.tune.slot_steps import SlotSteps
@@ -45,11 +43,7 @@ class AllocationRunner(LocalRunner):
 
     launcher = "allocation"
 
-    def __init__(
-        self,
-        make_trainer: Callable[[str, Mapping[str, Any]], BaseTrainer],
-        run_of: Callable[[str], Path],
-    ) -> None:
+    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf) -> None:
         super().__init__(make_trainer, run_of)
         self._slot_steps = SlotSteps()
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch.cancel import cancel_run, record_end, request_stop
 from hpctrain.launch.fit import submit_prepared
@@ -29,7 +26,7 @@ from hpctrain.slurm.job import Queue, explain_end, find_job, has_seen_nothing
 from hpctrain.slurm.output import Job
 from hpctrain.tune.job_life import JobLife
 from hpctrain.tune.job_slots import JobSlots
-from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.local_runner import LocalRunner, MakeTrainer, RunOf
 from hpctrain.tune.runner import End, Look, NotNowError
 from hpctrain.tune.trial import Trial
 from hpctrain.tune.watch import Watch
@@ -48,19 +45,13 @@ class JobsRunner(LocalRunner):
 
     Parameters
     ----------
-    make_trainer
-        Returns the trainer of a trial, by its name and configuration.
-    run_of
-        Returns the run directory of a trial.
+    make_trainer, run_of
+        As in `LocalRunner`.
     """
 
     launcher = "slurm"
 
-    def __init__(
-        self,
-        make_trainer: Callable[[str, Mapping[str, Any]], BaseTrainer],
-        run_of: Callable[[str], Path],
-    ) -> None:
+    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf) -> None:
         super().__init__(make_trainer, run_of)
         self._board = JobBoard()
         self._paces: dict[str, Pace] = {}

@@ -36,7 +36,13 @@ from hpctrain.tune.rank_templates import RankTemplates
 from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
 from hpctrain.tune.trial import Origin, Transfer, Trial
+from hpctrain.tune.trial_progress import find_saved, make_report
 from hpctrain.tune.watch import Watch, end_of
+
+MakeTrainer = Callable[[str, Mapping[str, Any]], BaseTrainer]
+"""Returns the trainer of a trial, by its name and configuration."""
+RunOf = Callable[[str], Path]
+"""Returns the run directory of a trial, by its name."""
 
 _LOOK_INTERVAL_S = 0.5
 _QUIET_S = 3.0
@@ -56,11 +62,7 @@ class LocalRunner:
 
     launcher = "local"
 
-    def __init__(
-        self,
-        make_trainer: Callable[[str, Mapping[str, Any]], BaseTrainer],
-        run_of: Callable[[str], Path],
-    ) -> None:
+    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf) -> None:
         self._make_trainer, self._run_of = make_trainer, run_of
         self._watches: dict[str, Watch] = {}
         self._clones = Clones(run_of)
@@ -188,7 +190,7 @@ class LocalRunner:
     def history(self, trial: Trial) -> Sequence[Report]:
         """Return all reports of a trial. Not collective."""
         watch = self._watch(trial)
-        return [self._report(trial, watch, line) for line in read_reports(watch.paths)]
+        return [make_report(trial, watch.clock, line) for line in read_reports(watch.paths)]
 
     def look(self, trial: Trial) -> Look:
         """Return what is new of a trial. Not collective."""
@@ -202,7 +204,7 @@ class LocalRunner:
             has_died = not is_over
         watch.status = status
         lines = map(parse_json, watch.reports.read())
-        reports = [self._report(trial, watch, line) for line in lines if is_report(line)]
+        reports = [make_report(trial, watch.clock, line) for line in lines if is_report(line)]
         if status is None:
             return Look(reports=reports, end=self._explain_missing(watch))
         watch.has_begun = True
@@ -226,19 +228,7 @@ class LocalRunner:
 
         Not collective.
         """
-        watch = self._watch(trial)
-        manifests = CheckpointStore(watch.paths.checkpoints).manifests()
-        if not manifests:
-            return None
-        newest, last = manifests[-1], trial.origins[-1] if trial.origins else None
-        if last is not None and (newest.report, newest.attempt) == (last.report, last.attempt):
-            # It is the one that came from another trial.
-            done = last.transfer.iteration, last.transfer.seconds
-        else:
-            done = self._done(
-                trial, watch, newest.report, attempt=newest.attempt, time=newest.created_at
-            )
-        return Saved(name=newest.name, iteration=done[0], seconds=done[1])
+        return find_saved(trial, self._watch(trial).clock)
 
     def has_saved(self, trial: Trial) -> bool:
         """Return whether a report of a trial came with a checkpoint, committed or not.
@@ -373,34 +363,6 @@ class LocalRunner:
             paths = RunPaths(self._run_of(trial.trial_id))
             watch = self._watches[trial.trial_id] = Watch.of(paths, self._make_life)
         return watch
-
-    def _report(self, trial: Trial, watch: Watch, line: Mapping[str, Any]) -> Report:
-        iteration, seconds = self._done(
-            trial, watch, line["report"], attempt=line["attempt"], time=line["time"]
-        )
-        added = {
-            "training_iteration": iteration,
-            "time_total_s": seconds,
-            "trial_id": trial.trial_id,
-        }
-        return Report(
-            number=line["report"],
-            time=line["time"],
-            attempt=line["attempt"],
-            metrics={**added, **line["metrics"]},
-            is_partial="partial" in line,
-        )
-
-    def _done(
-        self, trial: Trial, watch: Watch, report: int, *, attempt: int, time: float
-    ) -> tuple[int, float]:
-        """Return the reports and seconds that led to a report, also those of other trials."""
-        origin = trial.origin_of(attempt)
-        if origin is None:
-            return report, watch.clock.seconds_until(time, attempt=attempt)
-        since = watch.clock.seconds_until(time, attempt=attempt, after=origin.attempt)
-        before = origin.transfer
-        return before.iteration + report - origin.report, before.seconds + since
 
 
 def _stop_mark(paths: RunPaths) -> Path:
