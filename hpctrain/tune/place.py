@@ -34,6 +34,9 @@ from hpctrain.tune.tune_config import TuneConfig
 from hpctrain.tune.tuner_life import TunerLife, has_life, shown_alive
 from hpctrain.worker.bootstrap import visible_gpus
 
+TrialLauncher = Literal["local", "allocation", "slurm"]
+"""How trials start: ``local``, ``allocation`` on the nodes of one, ``slurm`` as jobs."""
+
 _SECONDS_OF_A_CLAIM = 5.0
 
 
@@ -222,10 +225,8 @@ def _own_node() -> AllocatedNode | None:
     return read_allocation(environ.environment(), [name], {})[name]
 
 
-def find_launcher(
-    run_config: RunConfig, tune_config: TuneConfig
-) -> Literal["local", "allocation", "slurm"]:
-    """Return how trials start: ``local``, ``allocation`` on the nodes of one, ``slurm`` as jobs.
+def find_launcher(run_config: RunConfig, tune_config: TuneConfig) -> TrialLauncher:
+    """Return how trials start.
 
     Not collective. In an allocation of one node, from that node itself, trials are processes of it.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hpctrain.rundir.display import format_metrics
+from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.plain import readable
 from hpctrain.tune.trial import Trial, TrialState
 
@@ -32,3 +34,21 @@ def describe_end(trial: Trial) -> str:
     ended = "is finished" if not trial.reason else trial.reason.splitlines()[0]
     shown = {name: value for name, value in trial.metrics.items() if name not in _ADDED}
     return f"{ended}: {describe_values(shown)}" if shown else ended
+
+
+def describe_sweep(trials: Collection[Trial], paths: SweepPaths, *, reason: str) -> str:
+    """Return what became of a sweep that has ended. Pure.
+
+    Parameters
+    ----------
+    reason
+        Why it ended before its number of trials; empty if it did not.
+    """
+    failed = sum(trial.state is TrialState.ERROR for trial in trials)
+    silent = sum(trial.state is TrialState.TERMINATED and not trial.reports for trial in trials)
+    return (
+        f"{len(trials)} trials, {failed} failed"
+        + (f", {silent} without a report" if silent else "")
+        + (f" ({reason})" if reason else "")
+        + f": hpctrain tune status {shlex.quote(str(paths.root))}"
+    )

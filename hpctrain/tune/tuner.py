@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import random
-import secrets
-import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import replace
-from datetime import timedelta
-from functools import partial
+from collections.abc import Mapping
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from hpctrain import environ
 from hpctrain.checks import given_or_default
-from hpctrain.config import ExistingPolicy, RunConfig
-from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, SupersededError
+from hpctrain.config import RunConfig
+from hpctrain.errors import ConfigError
 from hpctrain.launch.begin import rename_aside
 from hpctrain.launch.code_record import keep_code, record_code
-from hpctrain.launch.existing import policy_of
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
-from hpctrain.rundir.files import remove_unfinished, write_atomic
+from hpctrain.rundir.files import remove_unfinished
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.tune.allocation_runner import AllocationRunner
-from hpctrain.tune.first_trials import check_first_trials, make_source, print_first_plan
+from hpctrain.tune.existing_sweep import refuse_existing
 from hpctrain.tune.job_end import JobEnd
-from hpctrain.tune.job_slots import JobSlots, most_jobs
-from hpctrain.tune.jobs_runner import JobsRunner
 from hpctrain.tune.ledger import (
     SweepLedger,
     SweepPaths,
@@ -42,44 +29,21 @@ from hpctrain.tune.ledger import (
     put_configs,
     read_record,
 )
-from hpctrain.tune.local_runner import LocalRunner
-from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.person_stops import PersonStops
-from hpctrain.tune.place import (
-    begin_anew,
-    errors_of_files,
-    find_launcher,
-    find_original,
-    find_slots,
-    held,
-    is_begun,
-)
+from hpctrain.tune.place import begin_anew, errors_of_files, held, is_begun
 from hpctrain.tune.result_grid import ResultGrid, make_grid
-from hpctrain.tune.schedulers.scheduler import FIFOScheduler
 from hpctrain.tune.search.parameters import is_same
-from hpctrain.tune.shared_arguments import share_arguments
-from hpctrain.tune.slots import Slots
+from hpctrain.tune.shared_arguments import Sharing
 from hpctrain.tune.stored_tuner import StoredTuner
 from hpctrain.tune.sweep import Sweep
-from hpctrain.tune.sweep_rules import SweepRules, name_metrics
-from hpctrain.tune.trainable import (
-    Trainable,
-    check_trainable,
-    make_trial_trainer,
-    name_trainable,
-    run_config_of,
-)
+from hpctrain.tune.sweep_errors import errors_of_sweep, interrupts_of_sweep
+from hpctrain.tune.sweep_lines import describe_sweep
+from hpctrain.tune.sweep_plan import SweepPlan, plan_sweep
+from hpctrain.tune.sweep_start import begin_sweep, restore_sweep
+from hpctrain.tune.trainable import Trainable, check_trainable, name_trainable, run_config_of
 from hpctrain.tune.trial import TrialState
 from hpctrain.tune.tune_config import TuneConfig
 from hpctrain.tune.variants import check_space
-from hpctrain.uncaught import show_as
-
-_OWNER_ONLY = 0o600
-_RUNNERS: Mapping[str, type[LocalRunner]] = {
-    "local": LocalRunner,
-    "allocation": AllocationRunner,
-    "slurm": JobsRunner,
-}
 
 
 class Tuner:
@@ -144,128 +108,55 @@ class Tuner:
             After Ctrl-C, once the trials have stopped, unless they are jobs, which go on;
             ``Tuner.restore()`` goes on.
         """
-        config = self._tune_config
-        launcher = find_launcher(self._run_config, config)
-        # A second fit() of this Tuner begins with what the first one began with.
-        stored = StoredTuner(space=self._space, tune_config=config, run_config=self._run_config)
-        content = stored.to_bytes()
-        config = StoredTuner.from_bytes(content).tune_config
-        policy = policy_of(self._run_config)
-        restored = self._is_to_go_on()
-        paths = self._restored or self._new_paths(policy)
-        seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-        record = None
-        if restored:
-            record = read_record(paths)
-            seed = record.started.get("seed", seed)
-        scheduler = config.scheduler or FIFOScheduler()
-        scheduler.set_search_properties(config.metric, config.mode)
-        scheduler.check_sweep(self._space, config.search_alg)
-        sharing = share_arguments(self._trainable)
-        runner = _RUNNERS[launcher](
-            lambda trial_id, values: make_trial_trainer(
-                sharing.trainable, values, self._run_config_of(paths, trial_id, launcher)
-            ),
-            paths.run,
+        plan = plan_sweep(
+            self._trainable,
+            self._space,
+            self._tune_config,
+            self._run_config,
+            restored=self._restored,
         )
-        source = make_source(config, self._space, seed)
-        make_slots: Callable[[], Slots | NodeSlots | JobSlots]
-        if isinstance(runner, JobsRunner):
-            make_slots = partial(
-                runner.make_slots, most_jobs(config.max_jobs, config.max_concurrent_trials)
-            )
-        else:
-            make_slots = find_slots(launcher, config.max_concurrent_trials)
-        first = check_first_trials(source, runner, make_slots)
-        # It was checked, and is a number then.
-        assert not isinstance(config.time_budget_s, timedelta)
-        rules = SweepRules(
-            metrics=name_metrics(config, scheduler),
-            time_budget_s=float(config.time_budget_s or math.inf),
-            fail_fast=self._run_config.failure_config.fail_fast,
-            ends_at_interrupt=launcher != "slurm",
-        )
-        check_run_directory(paths.root)
-        if environ.dry_run_requested():
-            print_first_plan(source, runner, first, count=config.num_samples)
+        paths, config, record = plan.paths, plan.config, plan.record
         job_end, person = JobEnd(), PersonStops(paths)
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
         seen = record.trials.values() if record is not None else ()
         with (
-            closing(runner),
+            closing(plan.runner) as runner,
             held(paths, meanwhile=lambda: runner.glance(seen)) as life,
             job_end.watched(),
             errors_of_files(paths, how_to_go_on),
         ):
             remove_unfinished(paths.tuner)
             # Another tuner may have been at work since they were looked at.
-            if restored:
+            if record is not None:
                 record = read_record(paths)
             elif is_begun(paths):
-                self._refuse_existing(paths, policy)
+                refuse_existing(paths, plan.policy)
                 begin_anew(paths)
             sweep = Sweep(
-                source=source,
-                scheduler=scheduler,
+                source=plan.source,
+                scheduler=plan.scheduler,
                 search=config.search_alg,
                 runner=runner,
-                slots=make_slots(),
+                slots=plan.make_slots(),
                 ledger=SweepLedger(paths=paths),
-                rules=rules,
+                rules=plan.rules,
                 show=self._show,
                 why_leave=lambda: job_end.why() or person.why(),
                 find_stopped=person.trials,
                 is_urgent=lambda: person.is_now,
                 check_hold=life.check,
             )
-            with errors_of_storage(RunPaths(paths.root)):
-                sharing.write(paths.root)
-            if record is not None:
-                keep_code(
-                    RunPaths(paths.root), [RunPaths(paths.run(name)) for name in record.trials]
-                )
-            record_code(RunPaths(paths.root), keeps=self._run_config.snapshot)
-            with _explaining_interrupts(sweep, runner, how_to_go_on):
+            self._write_code(paths, record, plan.sharing)
+            with interrupts_of_sweep(sweep, runner, how_to_go_on):
                 if record is None:
-                    self._begin(paths, content, seed, launcher)
+                    self._begin(plan)
                 else:
                     self._go_on(paths, record, sweep, person)
-                self._run(sweep, person, how_to_go_on)
+                with errors_of_sweep(person, how_to_go_on):
+                    sweep.run()
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
-            self._show_end(sweep, paths)
+            self._show(describe_sweep(sweep.trials.values(), paths, reason=sweep.reason))
         return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
-
-    def _run(self, sweep: Sweep, person: PersonStops, how_to_go_on: str) -> None:
-        try:
-            sweep.run()
-        except SupersededError:
-            raise
-        except RunStoppedError as error:
-            where = "" if person.why() else "In another job "
-            raise RunStoppedError(f"{error} {where}{how_to_go_on}.") from error
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error} The trials were stopped. Begin again under another name, or with "
-                f"RunConfig(existing='restart')."
-            ) from error
-        except (HpctrainError, OSError):
-            raise
-        except Exception:
-            # Of a scheduler, a search algorithm or a stop criterion of the user's.
-            log(f"the sweep stopped because of an error; {how_to_go_on}")
-            raise
-
-    def _show_end(self, sweep: Sweep, paths: SweepPaths) -> None:
-        failed = sum(t.state is TrialState.ERROR for t in sweep.trials.values())
-        silent = sum(
-            t.state is TrialState.TERMINATED and not t.reports for t in sweep.trials.values()
-        )
-        self._show(
-            f"{len(sweep.trials)} trials, {failed} failed"
-            + (f", {silent} without a report" if silent else "")
-            + (f" ({sweep.reason})" if sweep.reason else "")
-            + f": hpctrain tune status {shlex.quote(str(paths.root))}"
-        )
 
     def get_results(self) -> ResultGrid:
         """Return the results of a restored sweep as they are, and run nothing. Not collective.
@@ -366,88 +257,30 @@ class Tuner:
         tuner._restarts_errored = restart_errored
         return tuner
 
-    def _is_to_go_on(self) -> bool:
-        """Return whether to go on with a sweep: the variable wins over what a script restores."""
-        if self._restored is None:
-            return False
-        job_id = environ.variable("SLURM_JOB_ID")
-        if environ.restart_count() and read_record(self._restored).job_id == job_id:
-            # Slurm has started this job again, and its script goes on as it began.
-            return True
-        if environ.requested_existing() == "error":
-            raise ConfigError(
-                f"{self._restored.root} is a sweep already, and HPCTRAIN_EXISTING=error accepts "
-                f"none. Unset it to go on with the sweep."
-            )
-        return environ.requested_existing() != "restart"
+    def _write_code(self, paths: SweepPaths, record: SweepRecord | None, sharing: Sharing) -> None:
+        """Write what all trials share, and keep the code that earlier ones ran."""
+        root = RunPaths(paths.root)
+        with errors_of_storage(root):
+            sharing.write(paths.root)
+        if record is not None:
+            keep_code(root, [RunPaths(paths.run(name)) for name in record.trials])
+        record_code(root, keeps=self._run_config.snapshot)
 
-    def _new_paths(self, policy: ExistingPolicy) -> SweepPaths:
-        name = self._run_config.name
-        if name is None:
-            stamp = time.strftime("%Y%m%d-%H%M%S")
-            name = f"{name_trainable(self._trainable)}_{stamp}_{secrets.token_hex(2)}"
-        storage = Path(self._run_config.storage_path).absolute()
-        paths = SweepPaths(root=storage / name)
-        if RunPaths(paths.root).plan.exists():
-            raise ConfigError(
-                f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
-            )
-        if is_begun(paths):
-            self._refuse_existing(paths, policy)
-        return paths
-
-    @staticmethod
-    def _refuse_existing(paths: SweepPaths, policy: ExistingPolicy) -> None:
-        if policy != "restart":
-            raise ConfigError(
-                f"{paths.root} is a sweep already. Go on with it: "
-                f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "
-                f"RunConfig(name=...), or existing='restart', which moves it aside."
-            )
-
-    def _run_config_of(
-        self, paths: SweepPaths, trial_id: str, launcher: Literal["local", "allocation", "slurm"]
-    ) -> RunConfig:
-        return replace(
-            self._run_config,
-            name=trial_id,
-            storage_path=str(paths.root),
-            verbose=0,
-            logging_config=None,
-            launcher=launcher,
-            # What is in the way is of this sweep.
-            existing="auto",
+    def _begin(self, plan: SweepPlan) -> None:
+        begin_sweep(
+            plan.paths,
+            plan.content,
+            plan.config,
+            name_trainable(self._trainable),
+            seed=plan.seed,
+            launcher=plan.launcher,
         )
-
-    def _begin(self, paths: SweepPaths, content: bytes, seed: int, launcher: str) -> None:
-        config = self._tune_config
-        write_atomic(paths.tuner, content, mode=_OWNER_ONLY, durable=True)
-        SweepLedger(paths=paths).append(
-            "sweep-started",
-            format=1,
-            path=str(paths.root),
-            job_id=environ.variable("SLURM_JOB_ID"),
-            trainable=name_trainable(self._trainable),
-            metric=config.metric,
-            mode=config.mode,
-            num_samples=config.num_samples,
-            seed=seed,
-            launcher=launcher,
-        )
-        self._show(f"sweep {paths.root.name}: {paths.root}")
+        self._show(f"sweep {plan.paths.root.name}: {plan.paths.root}")
 
     def _go_on(
         self, paths: SweepPaths, record: SweepRecord, sweep: Sweep, person: PersonStops
     ) -> None:
-        put_configs(paths, record)
-        if (request := person.withdraw()) is not None:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(request.time))
-            log(f"sweep {paths.root.name} was stopped by hpctrain tune stop at {when}, and goes on")
-        if (original := find_original(paths, record)) is not None:
-            log(f"sweep {paths.root.name} is a copy of {original}, and goes on as one of its own")
-        SweepLedger(paths=paths).append(
-            "sweep-restored", path=str(paths.root), job_id=environ.variable("SLURM_JOB_ID")
-        )
+        restore_sweep(paths, record, person)
         ended = sum(trial.state.is_final for trial in record.trials.values())
         self._show(
             f"sweep {paths.root.name} goes on: {ended} of {len(record.trials)} trials have ended"
@@ -463,15 +296,3 @@ class Tuner:
     def _show(self, line: str) -> None:
         if self._run_config.verbose:
             log(line, to=sys.stdout)
-
-
-@contextmanager
-def _explaining_interrupts(sweep: Sweep, runner: LocalRunner, how_to_go_on: str) -> Iterator[None]:
-    """Log at Ctrl-C what is left at work, and how the sweep goes on."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        left = runner.describe_left(sweep.at_work)
-        log(f"interrupted; {how_to_go_on}{left}", new_line=True)
-        show_as(error, "")
-        raise

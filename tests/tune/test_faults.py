@@ -21,7 +21,7 @@ from hpctrain.launch import background
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, write_status
-from hpctrain.tune import tuner as tuner_module
+from hpctrain.tune import sweep_plan
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.runner import Look
@@ -325,19 +325,19 @@ def test_a_full_disk_at_the_start_of_a_trial_ends_the_sweep_and_no_trial(
 def test_what_another_tuner_has_done_meanwhile_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = tuner_module.check_first_trials
+    check = sweep_plan.check_first_trials
     other = make_tuner(tmp_path, param_space={"x": tune.grid_search([1, 2])})
 
     def let_other_run(*arguments: Any) -> Any:
-        monkeypatch.setattr(tuner_module, "check_first_trials", check)
+        monkeypatch.setattr(sweep_plan, "check_first_trials", check)
         other.fit()
         return check(*arguments)
 
-    monkeypatch.setattr(tuner_module, "check_first_trials", let_other_run)
+    monkeypatch.setattr(sweep_plan, "check_first_trials", let_other_run)
     with pytest.raises(ConfigError, match="is a sweep already"):
         make_tuner(tmp_path).fit()
     restored = tune.Tuner.restore(tmp_path / "sweep", train)
-    monkeypatch.setattr(tuner_module, "check_first_trials", let_other_run)
+    monkeypatch.setattr(sweep_plan, "check_first_trials", let_other_run)
     other = tune.Tuner.restore(tmp_path / "sweep", train)
     restored.fit()
     started = [

@@ -1,0 +1,84 @@
+"""A sweep that is there already: whether it goes on, is refused, or is to be moved aside."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+from hpctrain import environ
+from hpctrain.config import ExistingPolicy, RunConfig
+from hpctrain.errors import ConfigError
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.place import is_begun
+from hpctrain.tune.trainable import Trainable, name_trainable
+
+
+def is_to_go_on(paths: SweepPaths) -> bool:
+    """Return whether a sweep that a script restores goes on. Not collective.
+
+    ``HPCTRAIN_EXISTING`` wins over the script.
+
+    Raises
+    ------
+    ConfigError
+        If it accepts no sweep that is there.
+    """
+    job_id = environ.variable("SLURM_JOB_ID")
+    if environ.restart_count() and read_record(paths).job_id == job_id:
+        # Slurm has started this job again, and its script goes on as it began.
+        return True
+    if environ.requested_existing() == "error":
+        raise ConfigError(
+            f"{paths.root} is a sweep already, and HPCTRAIN_EXISTING=error accepts none. Unset it "
+            f"to go on with the sweep."
+        )
+    return environ.requested_existing() != "restart"
+
+
+def find_paths(config: RunConfig, trainable: Trainable, policy: ExistingPolicy) -> SweepPaths:
+    """Return where a new sweep goes. Not collective.
+
+    Parameters
+    ----------
+    config
+        Name and storage path of the sweep.
+    trainable
+        Names the sweep if `config` does not.
+    policy
+        What is done with a sweep that is there.
+
+    Raises
+    ------
+    ConfigError
+        If a run is there, or a sweep that `policy` does not move aside.
+    """
+    name = config.name
+    if name is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{name_trainable(trainable)}_{stamp}_{secrets.token_hex(2)}"
+    paths = SweepPaths(root=Path(config.storage_path).absolute() / name)
+    if RunPaths(paths.root).plan.exists():
+        raise ConfigError(
+            f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
+        )
+    if is_begun(paths):
+        refuse_existing(paths, policy)
+    return paths
+
+
+def refuse_existing(paths: SweepPaths, policy: ExistingPolicy) -> None:
+    """Refuse a sweep that is there, unless it is to be moved aside. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not.
+    """
+    if policy != "restart":
+        raise ConfigError(
+            f"{paths.root} is a sweep already. Go on with it: "
+            f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "
+            f"RunConfig(name=...), or existing='restart', which moves it aside."
+        )

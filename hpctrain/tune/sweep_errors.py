@@ -1,0 +1,62 @@
+"""What is added to the error that ends a sweep: how the sweep goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, SupersededError
+from hpctrain.log import log
+from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.person_stops import PersonStops
+from hpctrain.tune.sweep import Sweep
+from hpctrain.uncaught import show_as
+
+
+@contextmanager
+def errors_of_sweep(person: PersonStops, how_to_go_on: str) -> Iterator[None]:
+    """Add the next step to an error that ends a sweep. Not collective.
+
+    Parameters
+    ----------
+    person
+        What a person has stopped.
+    how_to_go_on
+        In words.
+    """
+    try:
+        yield
+    except SupersededError:
+        raise
+    except RunStoppedError as error:
+        where = "" if person.why() else "In another job "
+        raise RunStoppedError(f"{error} {where}{how_to_go_on}.") from error
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} The trials were stopped. Begin again under another name, or with "
+            f"RunConfig(existing='restart')."
+        ) from error
+    except (HpctrainError, OSError):
+        raise
+    except Exception:
+        # Of a scheduler, a search algorithm or a stop criterion of the user's.
+        log(f"the sweep stopped because of an error; {how_to_go_on}")
+        raise
+
+
+@contextmanager
+def interrupts_of_sweep(sweep: Sweep, runner: LocalRunner, how_to_go_on: str) -> Iterator[None]:
+    """Log at Ctrl-C what is left at work, and how the sweep goes on. Not collective.
+
+    Parameters
+    ----------
+    how_to_go_on
+        In words.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        left = runner.describe_left(sweep.at_work)
+        log(f"interrupted; {how_to_go_on}{left}", new_line=True)
+        show_as(error, "")
+        raise
