@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hpctrain.errors import (
-    ConfigError,
     HpctrainError,
     LaunchError,
     RunStoppedError,
@@ -16,20 +15,21 @@ from hpctrain.errors import (
 )
 from hpctrain.log import log
 from hpctrain.tune.adoption import replay
+from hpctrain.tune.decisions import Decisions
 from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
 from hpctrain.tune.node_slots import NodeSlots
-from hpctrain.tune.passing import raise_if_passing
 from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.queue import Queue
-from hpctrain.tune.runner import End, NotNowError, Report, TrialRunner
+from hpctrain.tune.runner import End, Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import Slots
 from hpctrain.tune.source import ConfigSource
+from hpctrain.tune.starts import Starts
 from hpctrain.tune.stops import Stops
-from hpctrain.tune.sweep_lines import describe_end, describe_values, explain_silence
+from hpctrain.tune.sweep_lines import describe_end, explain_silence
 from hpctrain.tune.sweep_rules import SweepRules, check_metrics
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
@@ -103,13 +103,23 @@ class Sweep:
             transfers=self._transfers,
             fail=self._fail,
         )
+        self._decisions = Decisions(self._stops, self._transfers, self._change)
+        self._starts = Starts(
+            self._trials,
+            self._queue,
+            runner,
+            slots,
+            change=self._change,
+            fail=self._fail,
+            show=show,
+        )
         self._runner, self._slots = runner, slots
         self._rules, self._show, self._clock = rules, show, clock
         self._why_leave, self._cut_off = why_leave, ""
         self._find_stopped, self._is_urgent = find_stopped, is_urgent
         self._check_hold = check_hold
         self._error: HpctrainError | None = None
-        self._has_begun = self._has_ended = False
+        self._has_ended = False
         self._is_interrupted = False
         scheduler.set_population(self._queue)
 
@@ -187,19 +197,17 @@ class Sweep:
     def _take_over(self, trial: Trial, decision: str, after: int | None) -> None:
         if not self._runner.attach(trial):
             if trial.state is TrialState.RUNNING:
-                self._decide_on(trial, decision, after)
+                self._decisions.write(trial, decision, after)
             if trial.state is TrialState.STOPPING:
                 self._end(trial, trial.reason, was_stopped=True)
             else:
                 self._set_aside(trial)
             return
-        self._slots.keep(trial.trial_id, self._runner.need_of(trial), trial.slot)
-        self._has_begun = True
-        self._show(f"{trial.trial_id} goes on")
+        self._starts.keep(trial)
         if trial.state is not TrialState.RUNNING:
             self._stops.ask(trial)
         else:
-            self._apply(trial, decision, after)
+            self._decisions.apply(trial, decision, after)
 
     def retry(self, trial: Trial, *, anew: bool = False) -> None:
         """Let a trial that failed run again. Not collective.
@@ -218,7 +226,7 @@ class Sweep:
         self._check_hold()
         self._end_stopped()
         if not self.reason:
-            self._start_what_fits()
+            self._starts.start_what_fits()
         self._has_ended = False
         for trial in self._trials.at_work:
             look = self._runner.look(trial)
@@ -243,47 +251,10 @@ class Sweep:
             if trial is None or trial.state.is_final or trial.state is TrialState.STOPPING:
                 continue
             if trial in self._trials.at_work:
-                self._stop(trial, REASON)
+                self._decisions.stop(trial, REASON)
             else:
                 self._end(trial, REASON, was_stopped=True)
                 self._show(f"{trial_id} {describe_end(trial)}")
-
-    def _start_what_fits(self) -> None:
-        while (trial := self._queue.next()) is not None:
-            try:
-                need = self._runner.need_of(trial)
-                slot = self._slots.take(trial.trial_id, need)
-                if slot is None:
-                    # Those that come after it wait, too: a large trial would never begin.
-                    return
-                trial.slot = slot
-                self._begin(trial)
-            except NotNowError as error:
-                self._put_off(trial, str(error))
-                return
-            except HpctrainError as error:
-                self._slots.give_back(trial.trial_id)
-                if not self._has_begun and isinstance(error, ConfigError):
-                    self._change(trial, TrialEvent.INTERRUPTED)
-                    raise_if_passing(error)
-                    raise
-                raise_if_passing(error)
-                self._fail(trial, str(error))
-                if self.reason:
-                    return
-
-    def _begin(self, trial: Trial) -> None:
-        verb = "goes on" if trial.state is TrialState.PAUSED or trial.reports else "begins"
-        self._change(trial, TrialEvent.STARTED, **trial.slot.to_json())
-        self._runner.start(trial)
-        self._has_begun = True
-        self._show(f"{trial.trial_id} {verb}: {describe_values(trial.config)}")
-
-    def _put_off(self, trial: Trial, reason: str) -> None:
-        """Let a trial that cannot begin now wait."""
-        self._change(trial, TrialEvent.INTERRUPTED, reason=reason)
-        if self._slots.put_off(trial.trial_id):
-            self._show(f"{trial.trial_id} waits, and is tried again later: {reason}")
 
     def _take_report(self, trial: Trial, report: Report) -> None:
         if report.number <= trial.reports and report.attempt <= trial.attempt:
@@ -300,29 +271,7 @@ class Sweep:
             return
         decision = self._learners.note_report(trial, report)
         self._follow_orders()
-        self._apply(trial, decision)
-
-    def _apply(self, trial: Trial, decision: str, after: int | None = None) -> None:
-        if self._decide_on(trial, decision, after):
-            self._stops.ask(trial)
-
-    def _decide_on(self, trial: Trial, decision: str, after: int | None) -> bool:
-        """Write down a decision of the scheduler; return whether the run of the trial is to stop.
-
-        Parameters
-        ----------
-        after
-            Report that it came after; None is the last one.
-        """
-        if decision == TrialScheduler.STOP:
-            after = trial.reports if after is None else after
-            self._note_stop(trial, f"stopped by the scheduler after report {after}", after)
-        elif decision == TrialScheduler.PAUSE and trial.state is TrialState.RUNNING:
-            self._transfers.check_saved(trial)
-            self._change(trial, TrialEvent.PAUSE)
-        else:
-            return False
-        return True
+        self._decisions.apply(trial, decision)
 
     def _follow_orders(self) -> None:
         """Do what the scheduler has decided on other trials than the one that has reported."""
@@ -336,12 +285,12 @@ class Sweep:
                 self._end(trial, reason, was_stopped=True)
                 self._show(f"{trial.trial_id} {describe_end(trial)}")
             elif trial.state in (TrialState.RUNNING, TrialState.PAUSING):
-                self._stop(trial, reason)
+                self._decisions.stop(trial, reason)
 
     def _take_end(self, trial: Trial, end: End) -> None:
         was_stopping = trial.state is TrialState.STOPPING
         is_to_end = was_stopping or end.is_for_good
-        self._leave_out(end.lost_nodes)
+        self._starts.leave_out(end.lost_nodes)
         if end.is_cut_off and not is_to_end:
             self._slots.give_back(trial.trial_id)
             self._set_aside(trial)
@@ -381,13 +330,6 @@ class Sweep:
         is_pausing = trial.state is TrialState.PAUSING
         self._change(trial, TrialEvent.PAUSED if is_pausing else TrialEvent.INTERRUPTED)
 
-    def _leave_out(self, nodes: Mapping[str, str]) -> None:
-        """Begin no more trials on lost nodes."""
-        for node, reason in nodes.items():
-            if self._slots.leave_out(node, reason):
-                self._trials.note_lost(node, reason)
-                self._show(f"node {node} is left out: {reason}")
-
     def _fail(self, trial: Trial, reason: str) -> None:
         self._slots.give_back(trial.trial_id)
         self._change(trial, TrialEvent.FAILED, reason=reason)
@@ -411,21 +353,13 @@ class Sweep:
         self._learners.note_end(trial, was_stopped=was_stopped)
         self._follow_orders()
 
-    def _stop(self, trial: Trial, reason: str) -> None:
-        self._note_stop(trial, reason, trial.reports)
-        self._stops.ask(trial)
-
-    def _note_stop(self, trial: Trial, reason: str, after: int) -> None:
-        trial.stopped_after = after
-        self._change(trial, TrialEvent.STOP, reason=reason, after=after)
-
     def _finish_early(self, reason: str) -> None:
         """Begin no more trials, and stop those that have begun for good."""
         self.reason, self._queue.is_closed = reason, True
         self._show(f"{reason}: stopping {len(self._trials.at_work)} trials")
         for trial in self._trials.at_work:
             if trial.state is not TrialState.STOPPING:
-                self._stop(trial, f"stopped: {reason}")
+                self._decisions.stop(trial, f"stopped: {reason}")
         for trial in self._trials.waiting:
             if trial.state is TrialState.PAUSED:
                 self._end(trial, f"stopped: {reason}", was_stopped=True)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from hpctrain.tune.ledger import NAME_OF, SweepLedger
 from hpctrain.tune.trial import Origin, Transfer, Trial, TrialEvent, TrialState
 
 _AT_WORK = (TrialState.RUNNING, TrialState.PAUSING, TrialState.STOPPING)
 _WAITING = (TrialState.PENDING, TrialState.PAUSED)
+
+
+class ChangeTrial(Protocol):
+    """Writes an event of a trial down, then lets it count."""
+
+    def __call__(self, trial: Trial, event: TrialEvent, **details: Any) -> None:
+        """Change a trial. Not collective."""
 
 
 class Trials:
