@@ -66,6 +66,9 @@ nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.data\.operations\..*"))
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.data\.shard_tensors\..*"))
 # What the groups of one run share.
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.execute\.(node_agents|rank_container)\..*"))
+# What a WorkerGroup shows of it, it inherits; so does a Checkpoint.
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.execute\.rank_group\..*"))
+nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.checkpoint_handle\..*"))
 nitpick_ignore_regex.append((r"py:.*", r"hpctrain\.execute\.(step_)?fork_servers?\..*"))
 
 # Links to other projects need their inventories from the network: sphinx-build -t online.
