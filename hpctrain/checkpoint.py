@@ -6,8 +6,8 @@ Every rank imports this module at its start, so what only some methods need is i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
@@ -16,21 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hpctrain import pickle_trust
 from hpctrain.checkpoint_class import DictOf, choose_class, read_class, write_class
-from hpctrain.checkpoint_copy import FilesAsDict, copy_directory, pack_directory, unpack_into
-from hpctrain.checkpoint_files import (
-    DICT_NAME,
-    MANIFEST_NAME,
-    OF_THE_RUN,
-    read_metadata,
-    write_metadata,
-)
-from hpctrain.checkpoint_lock import hold_for_reading
+from hpctrain.checkpoint_copy import FilesAsDict, pack_directory, unpack_into
+from hpctrain.checkpoint_files import DICT_NAME, OF_THE_RUN
+from hpctrain.checkpoint_handle import DirectoryHandle
 from hpctrain.checkpoint_uri import split_uri
 from hpctrain.constants import FS_CHECKPOINT_KEY, MODEL_KEY, PREPROCESSOR_KEY
-from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.own_files import DIRECTORY_MODE, write_own
-from hpctrain.path_string import PathString, local_filesystem
-from hpctrain.temporary_checkpoint import temporary_prefix
+from hpctrain.errors import ConfigError
+from hpctrain.own_files import write_own
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -39,10 +31,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="Checkpoint")
 
-_COPY = "hpctrain-copy-"
 
-
-class Checkpoint:
+class Checkpoint(DirectoryHandle):
     """A handle on a directory that holds a model, or whatever else a training function saved.
 
     The handle is small: it can be pickled, kept, and passed around. On a shared filesystem every
@@ -67,8 +57,6 @@ class Checkpoint:
 
     _may_be_made_later: ClassVar[bool] = True
     """Whether a handle can be had before its directory."""
-    _is_temporary = False
-    """Whether this process made the directory for the handle."""
     _uri: str | None = None
     """Where the directory was copied from."""
     _architecture: Any = None
@@ -87,8 +75,6 @@ class Checkpoint:
         data_dict: Mapping[str, Any] | None = None,
         uri: str | None = None,
     ) -> None:
-        self.path: PathString
-        """The directory: a string, as in Ray Train, that works as a ``pathlib.Path`` too."""
         given = [one for one in (path, local_path, data_dict, uri) if one is not None]
         if len(given) != 1:
             raise ConfigError(
@@ -111,27 +97,9 @@ class Checkpoint:
                 f"directory that all nodes see. Copy it to such a filesystem, and leave filesystem "
                 f"out."
             )
-        self.path = PathString(Path(path).absolute())
-        self._was_seen = self.path.is_dir()
+        super().__init__(path)
         if local_path is not None or not self._may_be_made_later or self.path.exists():
             self._refuse_missing()
-
-    @property
-    def filesystem(self) -> pyarrow.fs.LocalFileSystem:
-        """Arrow's filesystem of `path`, always the local one. Needs pyarrow."""
-        return local_filesystem()
-
-    def __repr__(self) -> str:
-        """Return the call that makes an equal handle."""
-        return f"Checkpoint({str(self.path)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether both are handles on the same directory."""
-        return isinstance(other, Checkpoint) and self.path == other.path
-
-    def __hash__(self) -> int:
-        """Hash the directory's path."""
-        return hash(self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path only: a copy of the handle does not own the directory."""
@@ -142,15 +110,6 @@ class Checkpoint:
         vars(self).update(vars(made))
         # The directory lives as long as the handle that made it.
         weakref.finalize(self, lambda _: None, made)
-
-    def _refuse_missing(self) -> None:
-        """Refuse a directory that this handle has never seen."""
-        self._was_seen = self._was_seen or self.path.is_dir()
-        if not self._was_seen:
-            found = "is not a directory" if self.path.exists() else "does not exist"
-            raise ConfigError(
-                f"{self!r} {found}. Save into a directory first, and give that directory."
-            )
 
     @classmethod
     def from_directory(cls: type[C], path: str | PathLike[str]) -> C:
@@ -242,11 +201,6 @@ class Checkpoint:
         unpack_into(checkpoint.path, data)
         return checkpoint
 
-    def to_bytes(self) -> bytes:
-        """Return all files of the checkpoint as bytes, a tar archive. Not collective."""
-        with self.as_directory() as directory:
-            return pack_directory(Path(directory), leave_out=OF_THE_RUN)
-
     @classmethod
     def from_uri(cls: type[C], uri: str) -> C:
         """Return a handle on what is at a ``file://`` or a ``memory://`` URI.
@@ -303,23 +257,6 @@ class Checkpoint:
             return self._uri
         return None if self._is_temporary or not self.path.is_dir() else Path(self.path).as_uri()
 
-    @classmethod
-    def _make(cls: type[C], path: str | PathLike[str] | None = None) -> C:
-        """Return a handle on a directory to write into, which is made if needed.
-
-        None makes a temporary one, which is deleted with the handle: also where the writing fails.
-        """
-        if path is not None:
-            Path(path).mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            return cls(path)
-        import shutil
-        import tempfile
-
-        checkpoint = cls(tempfile.mkdtemp(prefix=temporary_prefix()))
-        checkpoint._is_temporary = True
-        weakref.finalize(checkpoint, shutil.rmtree, checkpoint.path, ignore_errors=True)
-        return checkpoint
-
     def to_dict(self) -> dict[str, Any]:
         """Return what `from_dict` was given, or else all files as bytes, under one key.
 
@@ -352,66 +289,6 @@ class Checkpoint:
     def _own_class(self) -> type[Checkpoint] | None:
         """Return the class of the handle, None for that of all."""
         return None if type(self) is Checkpoint else type(self)
-
-    def to_directory(self, path: str | PathLike[str] | None = None) -> str:
-        """Copy the checkpoint into a directory of its own and return that.
-
-        Not collective. The copy of what somebody else can have written says so in a file: its
-        pickles have to be trusted as those of the original.
-
-        Parameters
-        ----------
-        path
-            Target; made if needed. None makes a temporary directory, which is the caller's to
-            delete.
-        """
-        import tempfile
-
-        target = Path(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
-        with self.as_directory() as source:
-            copy_directory(Path(source), target)
-        return str(target)
-
-    @contextmanager
-    def as_directory(self) -> Iterator[str]:
-        """Give the checkpoint's own directory for reading. Not collective. Nothing is copied.
-
-        Until the block ends the run does not delete it, wherever on the shared filesystem this
-        process runs, if that filesystem has flock (Lustre: mounted with ``-o flock``).
-
-        Raises
-        ------
-        CheckpointError
-            If the run has deleted the checkpoint (``num_to_keep``).
-        ConfigError
-            If there has never been such a directory.
-        """
-        self._refuse_missing()
-        with hold_for_reading(self.path):
-            yield str(self.path)
-
-    def get_metadata(self) -> dict[str, Any]:
-        """Return the metadata, the trainer's included; empty if there is none. Not collective.
-
-        What was set for this checkpoint wins over what the trainer was given as `metadata`.
-        """
-        self._refuse_missing()
-        return read_metadata(self.path)
-
-    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata. Not collective.
-
-        Raises
-        ------
-        CheckpointError
-            If the checkpoint is committed already: its files are what its digests say.
-        """
-        self._refuse_if_committed("metadata")
-        write_metadata(metadata, self.path)
-
-    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Merge into the metadata. Not collective."""
-        self.set_metadata({**self.get_metadata(), **metadata})
 
     def get_preprocessor(self, *, trusted: bool = False) -> Preprocessor | None:
         """Return the fitted preprocessor that is stored beside the model, or None.
@@ -461,14 +338,6 @@ class Checkpoint:
 
         storage.save(preprocessor, self.path)
         self._given_preprocessor = weakref.ref(preprocessor)
-
-    def _refuse_if_committed(self, what: str) -> None:
-        self._refuse_missing()
-        if (self.path / MANIFEST_NAME).exists():
-            raise CheckpointError(
-                f"{self.path} is committed and does not change. Set {what} before report(), or "
-                f"copy it with to_directory()."
-            )
 
 
 _in_memory: dict[str, Checkpoint] = {}
