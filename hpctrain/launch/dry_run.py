@@ -72,49 +72,10 @@ def render_plan(submission: Submission) -> str:
         lines += [make_batch_script(plan, paths, cwd=cwd)]
     launcher = _launcher(plan)
     if plan.has_agents:
-        hosts = placement.nodes if plan.launcher == "mpiexec" else ()
-        agent = agent_argv(
-            python,
-            cwd=cwd,
-            attempt=1,
-            socket="SOCKET",
-            secret="SECRET_FILE",
-            addresses=["ADDRESS"],
-            hosts=hosts,
-            in_tree=nodes.most > environ.hub_fanout(),
-        )
-        step = agent_step_argv(
-            placement, agent, survives_loss=nodes.survives_loss, is_slice=plan.is_slice
-        )
-        if hosts:
-            step = host_agents_argv(launcher, hosts, agent, export=())
+        step = _agent_step(plan, launcher, python, cwd=cwd)
         lines += ["", "# on each node, for each attempt:", shlex.join(step)]
     if plan.launcher != "inline":
-        container = plan.container
-        command = worker_argv(
-            python if container is None else container.python,
-            run_dir=str(paths.root),
-            attempt=1,
-            world_size=placement.num_workers,
-            socket="SOCKET",
-            log_to_file=submission.request.run_config.log_to_file,
-        )
-        srun_args = plan.srun_args
-        if container is not None:
-            # Whose GPUs they are, the devices of a compute node show.
-            gpus: GpuVendor = "unknown" if placement.gpus_per_task else ""
-            entry = enter_container(
-                container, command, cwd=cwd, gpus=gpus, variables=[*plan.environment]
-            )
-            command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
-        step = worker_step_argv(
-            launcher,
-            placement,
-            command,
-            srun_args=srun_args,
-            local=not plan.has_agents,
-            is_slice=plan.is_slice,
-        )
+        step = _rank_step(submission, launcher, python)
         lines += ["", "# the ranks, for each attempt:", shlex.join(step)]
     return "\n".join(lines)
 
@@ -129,6 +90,54 @@ def print_plan(submission: Submission) -> None:
     """
     check_storage(submission.request.paths)
     print(render_plan(submission), flush=True)
+
+
+def _agent_step(plan: LaunchPlan, launcher: StepLauncher, python: str, *, cwd: str) -> list[str]:
+    nodes = plan.job_nodes
+    hosts = plan.placement.nodes if plan.launcher == "mpiexec" else ()
+    agent = agent_argv(
+        python,
+        cwd=cwd,
+        attempt=1,
+        socket="SOCKET",
+        secret="SECRET_FILE",
+        addresses=["ADDRESS"],
+        hosts=hosts,
+        in_tree=nodes.most > environ.hub_fanout(),
+    )
+    if hosts:
+        return host_agents_argv(launcher, hosts, agent, export=())
+    return agent_step_argv(
+        plan.placement, agent, survives_loss=nodes.survives_loss, is_slice=plan.is_slice
+    )
+
+
+def _rank_step(submission: Submission, launcher: StepLauncher, python: str) -> list[str]:
+    plan, container = submission.plan, submission.plan.container
+    placement = plan.placement
+    command = worker_argv(
+        python if container is None else container.python,
+        run_dir=str(submission.request.paths.root),
+        attempt=1,
+        world_size=placement.num_workers,
+        socket="SOCKET",
+        log_to_file=submission.request.run_config.log_to_file,
+    )
+    srun_args = plan.srun_args
+    if container is not None:
+        # Whose GPUs they are, the devices of a compute node show.
+        gpus: GpuVendor = "unknown" if placement.gpus_per_task else ""
+        cwd, variables = submission.spec.settings.cwd, [*plan.environment]
+        entry = enter_container(container, command, cwd=cwd, gpus=gpus, variables=variables)
+        command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
+    return worker_step_argv(
+        launcher,
+        placement,
+        command,
+        srun_args=srun_args,
+        local=not plan.has_agents,
+        is_slice=plan.is_slice,
+    )
 
 
 def _launcher(plan: LaunchPlan) -> StepLauncher:
