@@ -16,7 +16,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import require_plan
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.status import RunStatus, read_status
 
 _RESTART = (
     "existing='restart' (in RunConfig, hpctrain run --existing restart, or "
@@ -86,7 +86,7 @@ def decide_on_existing(
     is_again = was_begun_by_this_job(read_events(paths))
     if is_again:
         policy = "auto"
-    run = f"run {paths.root.name!r} in {paths.root.parent}"
+    run = _name(paths)
     if policy == "error":
         raise ConfigError(
             f"{run} is there already ({status.state.value}), and RunConfig(existing='error') "
@@ -95,19 +95,7 @@ def decide_on_existing(
     if life.watch():
         if not changes and policy != "restart":
             return Existing.FOLLOW, []
-        where = (
-            f"job {status.job_id}"
-            if status.job_id
-            else f"process {status.owner_pid} on {status.owner_host}"
-        )
-        what = "and this fit() asks for something else" + _listed(changes)
-        if policy == "restart":
-            what = "and only a run that is over can be begun anew (existing='restart')."
-        raise ConfigError(
-            f"{run} is running ({where}), {what}\n"
-            f"Choose another RunConfig(name=...); follow it: hpctrain attach {paths.root}; or end "
-            f"it first: hpctrain cancel {paths.root}"
-        )
+        raise ConfigError(_explain_running(paths, status, policy, changes))
     # It may have ended while it was watched.
     status = read_status(paths) or status
     if policy == "restart":
@@ -129,6 +117,29 @@ def decide_on_existing(
                 f"RunConfig(name=...), or {_RESTART}."
             )
     return Existing.RESUME, changes
+
+
+def _name(paths: RunPaths) -> str:
+    return f"run {paths.root.name!r} in {paths.root.parent}"
+
+
+def _explain_running(
+    paths: RunPaths, status: RunStatus, policy: ExistingPolicy, changes: list[str]
+) -> str:
+    """Return why a run that is running cannot be followed."""
+    where = (
+        f"job {status.job_id}"
+        if status.job_id
+        else f"process {status.owner_pid} on {status.owner_host}"
+    )
+    what = "and this fit() asks for something else" + _listed(changes)
+    if policy == "restart":
+        what = "and only a run that is over can be begun anew (existing='restart')."
+    return (
+        f"{_name(paths)} is running ({where}), {what}\n"
+        f"Choose another RunConfig(name=...); follow it: hpctrain attach {paths.root}; or end "
+        f"it first: hpctrain cancel {paths.root}"
+    )
 
 
 def policy_of(run_config: RunConfig) -> ExistingPolicy:

@@ -28,7 +28,7 @@ from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.argv import slice_srun_args
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.resources import node_range, place_on_one_node
+from hpctrain.plan.resources import Placement, node_range, place_on_one_node
 from hpctrain.plan.sbatch import make_directives
 from hpctrain.plan.sbatch_options import (
     FIRST_JOB_ONLY,
@@ -209,21 +209,8 @@ def make_plan(
         directives = make_directives(
             scaling, placement, site, job_name=job_name or request.run_config.name
         )
-    elif launcher == "allocation":
-        if share is None:
-            placement, slots = place_in_this_allocation(scaling, site)
-            gpu_srun_args = step_gpu_args(placement)
-        else:
-            placement, slots = place_in_share(scaling, site, share)
-            asked = scaling.slurm.gpu_request
-            by_task = (site.gpu_request if asked == "auto" else asked) == "gpus-per-task"
-            gpu_srun_args = slice_srun_args(placement, gpus_by_task=by_task)
-    elif launcher == "mpiexec":
-        placement, slots = place_on_hosts(scaling, site)
     else:
-        if launcher != "spmd":
-            refuse_missing_gpus(scaling)
-        placement = place_on_one_node(scaling)
+        placement, slots, gpu_srun_args = _place(scaling, site, launcher, share)
     mpi = scaling.slurm.mpi
     plan = LaunchPlan(
         launcher=launcher,
@@ -255,6 +242,25 @@ def make_plan(
         environment_pack=plan_environment_pack(scaling.slurm, launcher=launcher),
     )
     return plan, site
+
+
+def _place(
+    scaling: ScalingConfig, site: Site, launcher: str, share: Mapping[str, AllocatedNode] | None
+) -> tuple[Placement, Mapping[str, int], tuple[str, ...]]:
+    """Return where workers go that need no job, the slots of nodes, and srun's options for GPUs."""
+    if launcher == "allocation" and share is not None:
+        placement, slots = place_in_share(scaling, site, share)
+        asked = scaling.slurm.gpu_request
+        by_task = (site.gpu_request if asked == "auto" else asked) == "gpus-per-task"
+        return placement, slots, slice_srun_args(placement, gpus_by_task=by_task)
+    if launcher == "allocation":
+        placement, slots = place_in_this_allocation(scaling, site)
+        return placement, slots, step_gpu_args(placement)
+    if launcher == "mpiexec":
+        return *place_on_hosts(scaling, site), ()
+    if launcher != "spmd":
+        refuse_missing_gpus(scaling)
+    return place_on_one_node(scaling), {}, ()
 
 
 def refuse_patterns(paths: RunPaths) -> None:

@@ -54,7 +54,6 @@ def make_spec(
     ConfigError
         If something of it cannot be pickled, or a `hpctrain.data.Dataset` in memory is large.
     """
-    scaling, sync = request.scaling_config, request.run_config.sync_config
     cwd = environ.working_directory()
     if plan.launcher != "inline":
         _refuse_large_datasets(request.worker_spec.datasets)
@@ -64,11 +63,10 @@ def make_spec(
     if warning := explain_large_pickle(request.worker_spec, worker):
         log(f"warning: {warning}")
     config_class = type(request.worker_spec.backend_config)
-    assert request.run_config.name is not None
     spec = request.worker_spec
     rest: dict[str, Any] = {
         "run_config": request.run_config,
-        "num_workers": scaling.num_workers,
+        "num_workers": request.scaling_config.num_workers,
         "resume_from": request.resume_from,
     }
     validation = _make_validation_spec(request, plan)
@@ -86,27 +84,37 @@ def make_spec(
         digests=digests,
         modules=modules,
         values=describe_values(spec, **rest),
-        settings=RankSettings(
-            name=request.run_config.name,
-            cwd=cwd,
-            sys_path=sys_path,
-            cpus_per_worker=scaling.num_cpus_per_worker,
-            gpus_per_worker=scaling.num_gpus_per_worker,
-            commit_timeout_s=sync.sync_timeout,
-            scratch_dir=None if sync.scratch_dir is None else str(sync.scratch_dir),
-            sync_artifacts=sync.sync_artifacts,
-            max_writers=sync.max_writers,
-            max_bytes_per_s=sync.max_bytes_per_s,
-            in_container=plan.container is not None or plan.environment_pack is not None,
-            preload=_preload_of(request.worker_spec.backend_config),
-            stops_at=_goals_of(request.run_config) if stops_exactly else None,
-            seed=seed_of(request, plan.launcher),
+        settings=_make_settings(
+            request, plan, cwd=cwd, sys_path=sys_path, stops_exactly=stops_exactly
         ),
         worker=worker,
         executor=executor,
         sources=_pack_sources(request.run_config, finder, executor),
         validation=validation,
         first_start=pack_first_start(request, plan, sys_path),
+    )
+
+
+def _make_settings(
+    request: Request, plan: LaunchPlan, *, cwd: str, sys_path: tuple[str, ...], stops_exactly: bool
+) -> RankSettings:
+    scaling, sync = request.scaling_config, request.run_config.sync_config
+    assert request.run_config.name is not None
+    return RankSettings(
+        name=request.run_config.name,
+        cwd=cwd,
+        sys_path=sys_path,
+        cpus_per_worker=scaling.num_cpus_per_worker,
+        gpus_per_worker=scaling.num_gpus_per_worker,
+        commit_timeout_s=sync.sync_timeout,
+        scratch_dir=None if sync.scratch_dir is None else str(sync.scratch_dir),
+        sync_artifacts=sync.sync_artifacts,
+        max_writers=sync.max_writers,
+        max_bytes_per_s=sync.max_bytes_per_s,
+        in_container=plan.container is not None or plan.environment_pack is not None,
+        preload=_preload_of(request.worker_spec.backend_config),
+        stops_at=_goals_of(request.run_config) if stops_exactly else None,
+        seed=seed_of(request, plan.launcher),
     )
 
 
