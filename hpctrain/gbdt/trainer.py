@@ -126,15 +126,9 @@ class GBDTTrainer(DataParallelTrainer):
             "dmatrix_params": dmatrix_params,
             "train_kwargs": train_kwargs,
         }
-        given = sorted(name for name, value in own.items() if value is not None)
-        is_own_loop = train_loop_per_worker is None
-        if not is_own_loop and given:
-            raise ConfigError(
-                f"{type(self).__name__}(train_loop_per_worker=...) does not take {given}, because "
-                f"the training function calls the library. Pass them in train_loop_config, or "
-                f"leave train_loop_per_worker out."
-            )
-        if is_own_loop:
+        if train_loop_per_worker is not None:
+            self._refuse_given(own)
+        else:
             if label_column is None or params is None:
                 raise ConfigError(
                     f"{type(self).__name__} needs label_column and params (and num_boost_round), "
@@ -168,7 +162,7 @@ class GBDTTrainer(DataParallelTrainer):
                 use_gpu=scaling.use_gpu,
             )
         super().__init__(
-            train_loop_per_worker,  # type: ignore[arg-type]  # it is one by now
+            train_loop_per_worker,
             train_loop_config=train_loop_config,
             backend_config=backend_config,
             dataset_config=dataset_config,
@@ -181,13 +175,26 @@ class GBDTTrainer(DataParallelTrainer):
             preprocessor=preprocessor,
         )
         if isinstance(self.train_loop_per_worker, Boosting):
-            self.train_loop_per_worker.check_ranks(self.scaling_config.max_workers)
-            if resume_from_checkpoint is not None:
-                self.train_loop_per_worker.check_resume()
-            self._check_datasets(self.train_loop_per_worker)
-            # A missing checkpoint may not be needed: the run may have its own by now.
-            if resume_from_checkpoint is not None and resume_from_checkpoint.path.exists():
-                self._checkpoint_cls().check(resume_from_checkpoint.path)
+            self._check_boosting(self.train_loop_per_worker)
+
+    def _refuse_given(self, own: Mapping[str, Any]) -> None:
+        """Refuse arguments of hpctrain's loop beside a training function."""
+        if given := sorted(name for name, value in own.items() if value is not None):
+            raise ConfigError(
+                f"{type(self).__name__}(train_loop_per_worker=...) does not take {given}, because "
+                f"the training function calls the library. Pass them in train_loop_config, or "
+                f"leave train_loop_per_worker out."
+            )
+
+    def _check_boosting(self, boosting: Boosting) -> None:
+        resumed = self.resume_from_checkpoint
+        boosting.check_ranks(self.scaling_config.max_workers)
+        if resumed is not None:
+            boosting.check_resume()
+        self._check_datasets(boosting)
+        # A missing checkpoint may not be needed: the run may have its own by now.
+        if resumed is not None and resumed.path.exists():
+            self._checkpoint_cls().check(resumed.path)
 
     @classmethod
     def _of_all_datasets(
