@@ -132,13 +132,8 @@ def explain_failure(
         f"  Log: {log if log.exists() else others}   "
         f"Last complete checkpoint: {checkpoint or 'none'}",
     ]
-    if cut_off := [other for other, relay in tracker.cut_off.items() if relay == rank]:
-        numbers = ", ".join(map(str, sorted(cut_off)))
-        what, whose = ("Ranks", "are") if len(cut_off) > 1 else ("Rank", "is")
-        lines.append(
-            f"  {what} {numbers} of this node {whose} connected through it, and not known to have "
-            f"failed"
-        )
+    cut_off = [other for other, relay in tracker.cut_off.items() if relay == rank]
+    lines += _lines_of_cut_off(sorted(cut_off))
     lines += [f"  {call[0].upper()}{call[1:]}" for call in calls]
     if failure is not None and killed:
         lines.append(f"  Of its processes, {memory['kills']} had been {describe_kill(memory)}")
@@ -165,6 +160,17 @@ def explain_failure(
             f"rank {rank} on {hostname} {_end_in_brief(failure, crash or status, killed=killed)}"
         )
     return error
+
+
+def _lines_of_cut_off(ranks: Sequence[int]) -> list[str]:
+    """Return a line on ranks that were connected through the one that has failed."""
+    if not ranks:
+        return []
+    what, whose = ("Ranks", "are") if len(ranks) > 1 else ("Rank", "is")
+    return [
+        f"  {what} {', '.join(map(str, ranks))} of this node {whose} connected through it, and not "
+        f"known to have failed"
+    ]
 
 
 def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bool) -> str:

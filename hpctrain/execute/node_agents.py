@@ -194,12 +194,8 @@ class NodeAgents:
         attempt: int,
         packed: NodeEnvironment | None,
     ) -> None:
-        secret = os.urandom(SECRET_BYTES)
         self._secret_file = self._paths.root / f".secret-{attempt}"
-        self._secret_file.unlink(missing_ok=True)
-        descriptor = os.open(self._secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret)
+        secret = _write_secret(self._secret_file)
         credentials = Credentials(secret, run=str(self._paths.root), attempt=attempt)
         num_agents = placement.num_nodes + len(idle_nodes)
         fanout = environ.hub_fanout()
@@ -247,3 +243,13 @@ class NodeAgents:
             log=log,
             job_id=environ.variable("SLURM_JOB_ID"),
         )
+
+
+def _write_secret(path: Path) -> bytes:
+    """Write a new secret into a file that only the user can read, and return it."""
+    secret = os.urandom(SECRET_BYTES)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secret)
+    return secret

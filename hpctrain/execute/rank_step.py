@@ -89,14 +89,7 @@ def start_ranks(
         socket=socket,
         log_to_file=log_to_file,
     )
-    inherited = environ.without_export_variables(environ.environment())
-    variables = environ.without_launcher_variables(inherited)
-    of_job = (*GPU_VARIABLES, *MEMORY_VARIABLES) if is_slice else ()
-    for option in (*STEP_VARIABLES, *of_job):
-        variables.pop(option, None)
-    if any(option.startswith(("--gpus-per-task", "--gres")) for option in srun_args):
-        # The total of the allocation, of which the ranks may use less.
-        variables.pop("SLURM_GPUS", None)
+    variables = _inherited_variables(srun_args, is_slice=is_slice)
     variables.update(thread_variables(num_threads))
     variables.update(launcher_variables(launcher.kind, local=local))
     variables.update(environment)
@@ -134,3 +127,16 @@ def start_ranks(
         log=paths.launcher_log(attempt),
         job_id=None if local else environ.variable("SLURM_JOB_ID"),
     )
+
+
+def _inherited_variables(srun_args: tuple[str, ...], *, is_slice: bool) -> dict[str, str]:
+    """Return this process's environment without what would change the step of the ranks."""
+    inherited = environ.without_export_variables(environ.environment())
+    variables = environ.without_launcher_variables(inherited)
+    of_job = (*GPU_VARIABLES, *MEMORY_VARIABLES) if is_slice else ()
+    for option in (*STEP_VARIABLES, *of_job):
+        variables.pop(option, None)
+    if any(option.startswith(("--gpus-per-task", "--gres")) for option in srun_args):
+        # The total of the allocation, of which the ranks may use less.
+        variables.pop("SLURM_GPUS", None)
+    return variables

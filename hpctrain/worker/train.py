@@ -102,18 +102,7 @@ def run_training(
     )
     if worker_spec.metadata:
         session.parts.beside.append(metadata_of_run(worker_spec.metadata))
-    # Where all may write at a time, no rank need ask.
-    limited = (settings.max_writers or session.world.world_size) < session.world.world_size
-    session.writing.limit(
-        max_writers=settings.max_writers if limited else None,
-        max_bytes_per_s=settings.max_bytes_per_s,
-    )
-    if settings.stops_at:
-        session.stop_exactly(settings.stops_at)
-    if settings.scratch_dir is not None:
-        session.parts.use_scratch(
-            environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts
-        )
+    _set_up_session(session, settings)
     config = worker_spec.backend_config
     backend = config.backend_cls()
     with contextlib.ExitStack() as at_end, activate(worker), contextlib.closing(session):
@@ -140,6 +129,22 @@ def run_training(
         on_phase("shutdown")
         backend.on_shutdown(backend_context, config)
     return value
+
+
+def _set_up_session(session: Session, settings: RankSettings) -> None:
+    """Let a session write and stop as the run's settings say."""
+    # Where all may write at a time, no rank need ask.
+    limited = (settings.max_writers or session.world.world_size) < session.world.world_size
+    session.writing.limit(
+        max_writers=settings.max_writers if limited else None,
+        max_bytes_per_s=settings.max_bytes_per_s,
+    )
+    if settings.stops_at:
+        session.stop_exactly(settings.stops_at)
+    if settings.scratch_dir is not None:
+        session.parts.use_scratch(
+            environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts
+        )
 
 
 def _fit_preprocessor(
