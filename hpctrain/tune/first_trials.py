@@ -8,10 +8,8 @@ from typing import Any, NoReturn
 
 from hpctrain.launch.dry_run import print_plan
 from hpctrain.log import log
-from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.local_runner import LocalRunner
-from hpctrain.tune.node_slots import NodeSlots
-from hpctrain.tune.slots import Slots
+from hpctrain.tune.slots import Slots, TrialSlots
 from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
 from hpctrain.tune.trial import Trial, name_trial
 from hpctrain.tune.tune_config import TuneConfig
@@ -41,7 +39,7 @@ def make_source(config: TuneConfig, space: Mapping[str, Any], seed: int) -> Conf
 def check_first_trials(
     source: ConfigSource,
     runner: LocalRunner,
-    make_slots: Callable[[], Slots | NodeSlots | JobSlots],
+    make_slots: Callable[[], TrialSlots],
 ) -> Trial | None:
     """Refuse before the start what can be known then; return the first trial, if it is.
 

@@ -10,7 +10,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.plan.layout import describe_counts, share_out
 from hpctrain.plan.resources import requested_shape
 from hpctrain.scaling_config import ScalingConfig
-from hpctrain.tune.slots import Need, Slot, need_of
+from hpctrain.tune.slots import Need, Slot, TakenSlots, need_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def need_on_nodes(scaling: ScalingConfig) -> Need:
     )
 
 
-class NodeSlots:
+class NodeSlots(TakenSlots[Mapping[str, int]]):
     """The slots of some nodes; a trial has some of them while it runs.
 
     A trial is on as few nodes as it would be if it were alone: one whose workers fit on a node
@@ -96,9 +96,9 @@ class NodeSlots:
     """
 
     def __init__(self, nodes: Mapping[str, NodeShare], *, most_trials: float = inf) -> None:
+        super().__init__()
         self._nodes = dict(nodes)
         self._most_trials = most_trials
-        self._taken: dict[str, tuple[Need, Mapping[str, int]]] = {}
         self.lost: dict[str, str] = {}
         """Nodes that are not used any more, and why."""
 
@@ -135,18 +135,6 @@ class NodeSlots:
         """
         here = {node: count for node, count in slot.nodes.items() if node in self._nodes}
         self._taken[trial] = need, here
-
-    def give_back(self, trial: str) -> None:
-        """Free the slots of a trial, if it has some. Not collective."""
-        self._taken.pop(trial, None)
-
-    def put_off(self, trial: str) -> bool:
-        """Free the slots of a trial that cannot begin now; return that this is news.
-
-        Not collective.
-        """
-        self.give_back(trial)
-        return True
 
     def leave_out(self, node: str, reason: str) -> bool:
         """Use a node no more; return whether that is news. Not collective."""

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.errors import HpctrainError
-from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.learners import Learners
-from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.passing import raise_if_passing
-from hpctrain.tune.slots import Slots
+from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialState, name_trial
@@ -42,7 +40,7 @@ class Queue:
         self,
         trials: Trials,
         source: ConfigSource,
-        slots: Slots | NodeSlots | JobSlots,
+        slots: TrialSlots,
         *,
         learners: Learners,
         transfers: Transfers,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from hpctrain.errors import ConfigError
 from hpctrain.scaling_config import ScalingConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,52 @@ def need_of(scaling: ScalingConfig) -> Need:
     )
 
 
-class Slots:
+class TrialSlots(Protocol):
+    """What fits at the same time: on this machine, on nodes, or as jobs."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the smallest trial that there is would fit."""
+
+    def take(self, trial: str, need: Need) -> Slot | None:
+        """Take a slot; return it, or None if the trial has to wait.
+
+        Raises ConfigError if it would not fit if it were alone.
+        """
+
+    def keep(self, trial: str, need: Need, slot: Slot) -> None:
+        """Note the slot of a trial that runs already."""
+
+    def give_back(self, trial: str) -> None:
+        """Free the slot of a trial, if it has one."""
+
+    def put_off(self, trial: str) -> bool:
+        """Free the slot of a trial that cannot begin now; return whether this is news."""
+
+    def leave_out(self, node: str, reason: str) -> bool:
+        """Use a node no more; return whether that is news."""
+
+
+class TakenSlots(Generic[T]):
+    """The slots that trials have, each with what it has of them."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, tuple[Need, T]] = {}
+
+    def give_back(self, trial: str) -> None:
+        """Free the slot of a trial, if it has one. Not collective."""
+        self._taken.pop(trial, None)
+
+    def put_off(self, trial: str) -> bool:
+        """Free the slot of a trial that cannot begin now; return that this is news.
+
+        Not collective.
+        """
+        self.give_back(trial)
+        return True
+
+
+class Slots(TakenSlots[Slot]):
     """The slots of a machine; a trial has one while it runs.
 
     A trial that needs more CPUs or memory than there are runs alone, as a run does.
@@ -105,8 +152,8 @@ class Slots:
     """
 
     def __init__(self, capacity: Capacity) -> None:
+        super().__init__()
         self.capacity = capacity
-        self._taken: dict[str, tuple[Need, Slot]] = {}
 
     @property
     def has_room(self) -> bool:
@@ -141,18 +188,6 @@ class Slots:
     def keep(self, trial: str, need: Need, slot: Slot) -> None:
         """Note the slot of a trial that runs already. Not collective."""
         self._taken[trial] = need, slot
-
-    def give_back(self, trial: str) -> None:
-        """Free the slot of a trial, if it has one. Not collective."""
-        self._taken.pop(trial, None)
-
-    def put_off(self, trial: str) -> bool:
-        """Free the slot of a trial that cannot begin now; return that this is news.
-
-        Not collective.
-        """
-        self.give_back(trial)
-        return True
 
     def leave_out(self, node: str, reason: str) -> bool:
         """Return that this machine is not left out. Not collective."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.tune.job_slots import JobSlots
-from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.passing import raise_if_passing
 from hpctrain.tune.queue import Queue
 from hpctrain.tune.runner import NotNowError, TrialRunner
-from hpctrain.tune.slots import Slots
+from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.sweep_lines import describe_values
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trials import ChangeTrial, Trials
@@ -42,7 +40,7 @@ class Starts:
         trials: Trials,
         queue: Queue,
         runner: TrialRunner,
-        slots: Slots | NodeSlots | JobSlots,
+        slots: TrialSlots,
         *,
         change: ChangeTrial,
         fail: Callable[[Trial, str], None],

@@ -16,16 +16,14 @@ from hpctrain.errors import (
 from hpctrain.log import log
 from hpctrain.tune.adoption import replay
 from hpctrain.tune.decisions import Decisions
-from hpctrain.tune.job_slots import JobSlots
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
-from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.queue import Queue
 from hpctrain.tune.runner import End, Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 from hpctrain.tune.search.searcher import SearchAlgorithm
-from hpctrain.tune.slots import Slots
+from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.starts import Starts
 from hpctrain.tune.stops import Stops
@@ -79,7 +77,7 @@ class Sweep:
         scheduler: TrialScheduler,
         search: SearchAlgorithm | None,
         runner: TrialRunner,
-        slots: Slots | NodeSlots | JobSlots,
+        slots: TrialSlots,
         ledger: SweepLedger,
         rules: SweepRules,
         show: Callable[[str], None] = lambda line: None,

@@ -17,15 +17,14 @@ from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.allocation_runner import AllocationRunner
 from hpctrain.tune.existing_sweep import find_paths, is_to_go_on
 from hpctrain.tune.first_trials import check_first_trials, make_source, print_first_plan
-from hpctrain.tune.job_slots import JobSlots, most_jobs
+from hpctrain.tune.job_slots import most_jobs
 from hpctrain.tune.jobs_runner import JobsRunner
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
 from hpctrain.tune.local_runner import LocalRunner
-from hpctrain.tune.node_slots import NodeSlots
 from hpctrain.tune.place import TrialLauncher, find_launcher, find_slots
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler, TrialScheduler
 from hpctrain.tune.shared_arguments import Sharing, share_arguments
-from hpctrain.tune.slots import Slots
+from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.stored_tuner import StoredTuner
 from hpctrain.tune.sweep_rules import SweepRules, name_metrics
@@ -57,7 +56,7 @@ class SweepPlan:
     scheduler: TrialScheduler
     sharing: Sharing
     runner: LocalRunner
-    make_slots: Callable[[], Slots | NodeSlots | JobSlots]
+    make_slots: Callable[[], TrialSlots]
     rules: SweepRules
 
 
@@ -149,7 +148,7 @@ def _make_runner(
 
 def _slots_of(
     runner: LocalRunner, config: TuneConfig, launcher: TrialLauncher
-) -> Callable[[], Slots | NodeSlots | JobSlots]:
+) -> Callable[[], TrialSlots]:
     """Return what makes the slots of a sweep."""
     if isinstance(runner, JobsRunner):
         return partial(runner.make_slots, most_jobs(config.max_jobs, config.max_concurrent_trials))
