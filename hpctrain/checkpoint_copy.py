@@ -60,7 +60,7 @@ def unpack_into(directory: Path, data: bytes) -> None:
     Raises
     ------
     CheckpointError
-        If it is no archive of `pack_directory`.
+        If it is not an archive that `pack_directory` made.
     """
     from hpctrain.archive import unpack_files
 

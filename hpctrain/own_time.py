@@ -36,7 +36,7 @@ class OwnTime:
         """Running time since the beginning, at the last reading."""
 
     def look(self, now: float) -> float:
-        """Return the running time since the beginning. To be called often."""
+        """Return the running time since the beginning. Call it often."""
         self.now += min(now - self._looked_at, self._longest_gap_s)
         self._looked_at = now
         return self.now

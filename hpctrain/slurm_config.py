@@ -241,7 +241,7 @@ def time_limit_minutes(
     Raises
     ------
     ConfigError
-        If it is none of these, or not positive.
+        If it has another form, or is not positive.
 
     Examples
     --------

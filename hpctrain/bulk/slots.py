@@ -45,12 +45,12 @@ class Slots:
         return all(self._is_free[block % self.blocks] for block in blocks)
 
     def occupy(self, blocks: Iterable[int]) -> None:
-        """Take note that the places of blocks are in use. Not collective; `change` is held."""
+        """Record that the places of blocks are in use. Not collective; `change` is held."""
         for block in blocks:
             self._is_free[block % self.blocks] = False
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Take note that the places of blocks are free. Not collective."""
+        """Record that the places of blocks are free. Not collective."""
         with self.change:
             for block in blocks:
                 self._is_free[block % self.blocks] = True

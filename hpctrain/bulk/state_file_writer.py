@@ -118,16 +118,16 @@ class StateFileWriter:
             self._exits = undo.pop_all()
 
     def put(self, block: int, memory: memoryview, *, digest: str | None = None) -> None:
-        """Take a block that is filled, and have it written. Not collective.
+        """Queue a filled block for writing. Not collective.
 
         Parameters
         ----------
         block
             Its number; they may come in any order.
         memory
-            Of the ring, to which it is given back when it is written.
+            Its buffer, which returns to the ring once it is written.
         digest
-            Of it; None has it hashed here.
+            Digest of the block; None: it is hashed here.
 
         Raises
         ------

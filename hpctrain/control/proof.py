@@ -94,7 +94,7 @@ def _mac(key: blake2b, number: int, content: memoryview) -> bytes:
 
 
 class Credentials:
-    """What both ends of a connection know before it is there.
+    """What both ends of a connection know before it is made.
 
     Parameters
     ----------

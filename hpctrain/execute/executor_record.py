@@ -358,10 +358,10 @@ class UnwrittenRecord(ExecutorRecord):
         return False
 
     def check(self) -> None:
-        """Return: no other executor can have taken it over."""
+        """Do nothing: no other executor can have taken it over."""
 
     def check_fence(self) -> None:
-        """Return, as `check`."""
+        """Do nothing, as in `check`."""
 
     def note(self, event: str, **details: Any) -> None:
         """Record an event."""

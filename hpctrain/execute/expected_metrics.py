@@ -33,7 +33,7 @@ class ExpectedMetrics:
         return not (self._stop or self._score)
 
     def note(self, metrics: Mapping[str, Any]) -> None:
-        """Take note of the names that metrics have. Not collective."""
+        """Record the names that metrics have. Not collective."""
         for names in (self._stop, self._score):
             names -= {name for name in names if has_metric(metrics, name)}
 
@@ -45,7 +45,7 @@ class ExpectedMetrics:
         has_checkpoint: bool,
         lacks: str | None = None,
     ) -> None:
-        """Take note of a report. Not collective.
+        """Record a report. Not collective.
 
         Parameters
         ----------

@@ -79,7 +79,7 @@ class NodePool:
         return placement, tuple(node for node in living if node not in placement.nodes)
 
     def watch(self, group: WorkerGroup) -> None:
-        """Take note of the nodes that a group has lost. Not collective."""
+        """Record the nodes that a group has lost. Not collective."""
         if self._nodes is None:
             return
         if self._plan.job_nodes.survives_loss:

@@ -66,7 +66,7 @@ class Progress:
         return self._time.now
 
     def feed(self, frame: Frame) -> None:
-        """Take a frame in."""
+        """Record a frame of a rank."""
         rank = int(frame.header.get("rank", -1))
         if not 0 <= rank < len(self):
             return

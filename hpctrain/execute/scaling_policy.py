@@ -37,7 +37,7 @@ class ScalingPolicy:
     """Looks for nodes that are back, or slow, and lets the ranks leave after an agreed report.
 
     Ranks that ask ``should_stop()`` save and return. Others are ended after a checkpoint that they
-    make of their own accord; if they never make one, the size stays. One object an attempt.
+    make by themselves; if they never make one, the size stays. One object an attempt.
 
     Parameters
     ----------

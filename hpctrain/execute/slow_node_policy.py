@@ -67,7 +67,7 @@ class SlowNodePolicy:
         return None
 
     def note_left_out(self) -> None:
-        """Take note that the ranks start again without a node. Not collective."""
+        """Record that the ranks start again without a node. Not collective."""
         self._left_out_at = self._clock()
 
     def _keep(self, node: SlowNode, reason: str) -> None:

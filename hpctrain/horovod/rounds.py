@@ -60,14 +60,14 @@ class Rounds:
             return None
 
     def replace(self, slot: int) -> None:
-        """Take note that the worker of a slot is dead. Not collective."""
+        """Record that the worker of a slot is dead. Not collective."""
         with self._changed:
             self._asking.pop(slot, None)
             self._here_since.pop(slot, None)
             self._changed.notify_all()
 
     def finish(self, slot: int) -> None:
-        """Take note that the worker of a slot has returned: there is no further round."""
+        """Record that the worker of a slot has returned: there is no further round."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()

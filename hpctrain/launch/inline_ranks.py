@@ -73,7 +73,7 @@ class InlineChannel:
         self._send("report", line)
 
     def announce(self, line: bytes) -> None:
-        """Take note of a report whose part of a checkpoint follows."""
+        """Record a report whose part of a checkpoint follows."""
         self._send("report", line, part_follows=True)
 
     def part(self, report: int, part: bytes) -> None:
@@ -92,11 +92,11 @@ class InlineChannel:
         """Do nothing: this process cannot watch itself."""
 
     def enter(self, phase: str) -> None:
-        """Take note of how far the rank is."""
+        """Record how far the rank is."""
         self._attempt.take([Frame({"op": "phase", "rank": 0, "phase": phase}, b"", b"")])
 
     def done(self, value: bytes, *, notified: bool) -> None:
-        """Take note that the training function has returned."""
+        """Record that the training function has returned."""
         self._attempt.take([Frame({"op": "done", "rank": 0, "notified": notified}, value, b"")])
 
     def _send(self, op: str, body: bytes = b"", **details: Any) -> None:

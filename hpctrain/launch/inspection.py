@@ -18,5 +18,5 @@ def request(look_at: Callable[[Submission], None]) -> None:
 
 
 def requested() -> Callable[[Submission], None] | None:
-    """Return that function; None if runs are to be launched. Not collective."""
+    """Return the function of `request`; None if runs are to be launched. Not collective."""
     return _look_at

@@ -9,7 +9,7 @@ _LONGEST = 300
 
 
 def announce(event: Mapping[str, Any]) -> str:
-    """Return an event of the ledger as a sentence on a restart; empty if it is none of one.
+    """Return an event of the ledger as a sentence on a restart; empty if it is not about one.
 
     Not collective.
 

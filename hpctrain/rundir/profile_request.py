@@ -39,7 +39,7 @@ class ProfileRequest:
         Raises
         ------
         ConfigError
-            If a value is none of a request.
+            If a value is not valid in a request.
         """
         try:
             request = ProfileRequest(

@@ -44,9 +44,9 @@ class Entry:
     path: Path
     manifest: Manifest | None
     problem: str | None
-    """Why it is no checkpoint; None if it is one."""
+    """Why it is not a checkpoint; None if it is one."""
     is_damaged: bool = False
-    """Whether it never will be one: its manifest was read, and is none."""
+    """Whether it never will be one: its manifest was read, and is not valid."""
 
 
 class CheckpointStore:

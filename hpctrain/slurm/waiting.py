@@ -176,7 +176,7 @@ def explain_wait(job: Job, *, run: str) -> str:
 
 
 def look_up(reason: str) -> PendingReason:
-    """Return what a reason means, "man squeue" where it is none of those that are known.
+    """Return what a reason means, "man squeue" where it is unknown.
 
     Pure; not collective.
     """

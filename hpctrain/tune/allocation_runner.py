@@ -94,7 +94,7 @@ class AllocationRunner(LocalRunner):
         status = read_status(paths)
         has_job_ended = end.was_stopped and kind in _JOB_ENDS
         if status is not None and _is_elsewhere(status):
-            # An earlier tuner began it in another job, whose nodes and end are none of this one's.
+            # An earlier tuner began it in another job, whose nodes and end do not concern this one.
             if has_job_ended or (end.failed and _failed_with_its_job(paths, status)):
                 reason = f"job {status.job_id}, in which it ran, ends"
                 return replace(end, is_orphaned=True, reason=reason)

@@ -44,7 +44,7 @@ class Float(Domain):
 
 @dataclass(frozen=True, kw_only=True)
 class Integer(Domain):
-    """A whole number; `upper` itself is none of them, unless `q` is more than 1."""
+    """A whole number below `upper`; if `q` is more than 1, `upper` itself may be drawn too."""
 
     lower: int
     upper: int

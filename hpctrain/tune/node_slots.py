@@ -131,7 +131,7 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
     def keep(self, trial: str, need: Need, slot: Slot) -> None:
         """Note the slots of a trial that runs already. Not collective.
 
-        Nodes of another allocation are none of these.
+        Nodes of another allocation do not count.
         """
         here = {node: count for node, count in slot.nodes.items() if node in self._nodes}
         self._taken[trial] = need, here

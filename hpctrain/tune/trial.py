@@ -194,7 +194,7 @@ class Trial:
         self.reports, self.attempt, self.most_reports, self.origins = 0, 0, 0, ()
 
     def receive(self, origin: Origin) -> None:
-        """Note that it is at the checkpoint of another trial, with a new configuration.
+        """Record that it continues from the checkpoint of another trial, with a new configuration.
 
         Not collective.
         """

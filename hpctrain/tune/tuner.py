@@ -68,7 +68,7 @@ class Tuner:
     Raises
     ------
     ConfigError
-        If a value is none.
+        If an argument is not valid.
     """
 
     def __init__(

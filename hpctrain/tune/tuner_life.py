@@ -41,7 +41,7 @@ class TunerLife:
         self._claim = find_claim(RunPaths(paths.root))
 
     def check(self) -> None:
-        """Return if no other tuner has taken over the sweep. Not collective.
+        """Check that no other tuner has taken over the sweep. Not collective.
 
         Raises
         ------

@@ -30,8 +30,8 @@ def join_world(
 ) -> tuple[World, Comm]:
     """Initialise MPI and return where this rank stands, with a communicator of hpctrain's own.
 
-    Collective. Afterwards the variables by which the launcher spoke to this process are gone, so
-    that its children do not take themselves for ranks.
+    Collective. Deletes the variables that the launcher set for this process, so that its children
+    are not taken for ranks.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def join_world(
     ------
     LaunchError
         If every rank is alone: the launcher and the MPI library speak different PMI dialects, and
-        nothing else would report it. Also if the ranks cannot add numbers up together.
+        nothing else would report it. Also if a sum over the ranks fails.
     ConfigError
         If the world has another size otherwise.
     """

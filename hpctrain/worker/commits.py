@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.upload import Upload
 
 MAX_IN_FLIGHT = 2
-"""Checkpoints of one rank that may be under way behind its training function."""
+"""Checkpoints of one rank that may be under way in the background."""
 _LAST_MOMENT_S = 5.0
 
 
@@ -60,20 +60,20 @@ class Commits:
         self.newest = newest
         """Report and path of the newest checkpoint that this rank knows to be complete."""
         self.failure: BaseException | None = None
-        """What went wrong first behind the training function."""
+        """What went wrong first in the background."""
 
     def expect(self, report: int, upload: Upload) -> None:
-        """Take note that this rank's part of a report's checkpoint is under way."""
+        """Record that this rank's part of a report's checkpoint is under way."""
         self._flights[report] = _Flight(upload, time.monotonic())
 
     def staged(self, report: int) -> None:
-        """Take note that this rank's part, which is under way, is on disk."""
+        """Record that this rank's part, which is under way, is on disk."""
         flight = self._flights.get(report)
         if flight is not None:
             flight.staged = True
 
     def fail(self, error: BaseException, report: int | None = None) -> None:
-        """Take note of what went wrong behind the training function.
+        """Record what went wrong in the background.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class Commits:
         self.look()
 
     def look(self, *, finished: bool = False) -> None:
-        """Raise, once, what went wrong behind the training function; or what takes too long."""
+        """Raise, once, what went wrong in the background; or what takes too long."""
         if not self._flights and self.failure is None:
             return
         with self._change:
@@ -200,7 +200,7 @@ class Commits:
     # Called from the thread of the link.
 
     def decide(self, report: int, verdict: Verdict) -> Upload | None:
-        """Take note of what became of a checkpoint; return what was uploaded behind.
+        """Record what became of a checkpoint; return what was uploaded in the background.
 
         Not collective.
         """
@@ -216,7 +216,7 @@ class Commits:
         return flight.upload if flight is not None and flight.upload.is_behind else None
 
     def receive_all(self, report: int, found: Sequence[Any]) -> None:
-        """Take note of the checkpoints that there are, all up to `report` decided on."""
+        """Record the checkpoints that there are, all up to `report` decided on."""
         with self._change:
             self._found = (report, found)
             self._change.notify_all()

@@ -331,7 +331,7 @@ def checkpoint_dir() -> Iterator[str]:
 
 
 def artifact_dir() -> Path:
-    """Return the directory into which this rank writes what is no checkpoint: plots, tables, logs.
+    """Return the directory for files of this rank beside checkpoints: plots, tables, logs.
 
     Not collective. It is ``artifacts/`` of the run directory, or with
     ``SyncConfig(sync_artifacts=True)`` a directory on the node's own disk that is copied there.

@@ -47,7 +47,7 @@ class MetricsFile:
             ) from cause
 
     def close(self) -> None:
-        """Close the file, once."""
+        """Close the file. Further calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -190,7 +190,7 @@ class Session:
         self.parts.copy_artifacts()
 
     def stop_exactly(self, goals: Mapping[str, float]) -> None:
-        """Let a report that meets a stop criterion be the last one."""
+        """End the training at the report that meets a stop criterion."""
         world = self.world
         self._goals = ExactStop(goals, rank=world.world_rank, first=self._count.begun)
 
@@ -277,7 +277,7 @@ class Session:
         self._count.stop_after(report, unwind=unwind)
 
     def decide(self, report: int, verdict: Verdict) -> None:
-        """Take note of what became of a checkpoint."""
+        """Record what became of a checkpoint."""
         upload = self._commits.decide(report, verdict)
         if upload is None:
             return
@@ -287,7 +287,7 @@ class Session:
             self.parts.begin_in_background(lambda: self.parts.drop(upload))
 
     def receive_checkpoints(self, report: int, found: Sequence[Any]) -> None:
-        """Take note of the checkpoints that there are, all up to `report` decided on."""
+        """Record the checkpoints that there are, all up to `report` decided on."""
         self._commits.receive_all(report, found)
 
     def close(self) -> None:

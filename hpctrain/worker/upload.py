@@ -38,7 +38,7 @@ class PartWriter(Protocol):
         """Where to, of `Session.shared_staging`; rank 0 makes it for all."""
 
     def capture(self) -> None:
-        """Keep what the training function may change when it goes on: in ASYNC reports."""
+        """Copy what the training function may change after an ASYNC report."""
 
     def write(self) -> Sequence[StagedFile]:
         """Write the files, durably, and return all of them. In any thread.
@@ -67,7 +67,7 @@ class Upload:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it goes on behind the training function."""
+        """Whether it goes on in the background."""
         return self.mode is CheckpointUploadMode.ASYNC
 
     @property
@@ -79,13 +79,13 @@ class Upload:
         return Path(self.checkpoint.path)
 
     def check(self, *, report: int, paths: RunPaths) -> None:
-        """Refuse what cannot work.
+        """Check the arguments before anything is written.
 
         Raises
         ------
         ConfigError
-            If the name is none for a checkpoint, what is to be deleted is the run's own, or a value
-            is of another type.
+            If the name is not a valid checkpoint name, the directory to delete is the run's own, or
+            a value has the wrong type.
         """
         if self.writer is None and not isinstance(self.checkpoint, Checkpoint):
             raise ConfigError(
@@ -214,7 +214,7 @@ def _is_within(path: Path, directory: Path) -> bool:
 
 
 class Background:
-    """Does one job after the other behind the training function.
+    """Does one job after the other in the background.
 
     Parameters
     ----------

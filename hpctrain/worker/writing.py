@@ -88,7 +88,7 @@ class Writing:
                 self._ask(self._asked, False)
 
     def begin(self, number: int) -> None:
-        """Take note that this rank has its slot; called from the thread of the link."""
+        """Record that this rank has its slot; called from the thread of the link."""
         with self._change:
             self._granted = number
             self._change.notify_all()

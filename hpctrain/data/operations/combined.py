@@ -268,7 +268,7 @@ class Combined(Description):
     def union(self: DatasetT, *other: DatasetT) -> DatasetT:
         """Return a dataset of the rows of this one and of others, one after another.
 
-        Not collective. The rows of a dataset without some column miss its values.
+        Not collective. Where a dataset lacks a column, its rows have missing values there.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from hpctrain.data.operations.consumed import Consumed
 
 
 class Written(Consumed):
-    """Writers."""
+    """Methods that write a dataset."""
 
     def write_parquet(self, path: str | PathLike[str], *, compression: str = "zstd") -> Path:
         """Write the rows to a Parquet file, batch by batch.

@@ -27,14 +27,14 @@ class AsyncHyperBandScheduler(TrialScheduler):
     grace_period
         No trial is stopped before it.
     reduction_factor
-        What is divided by at each milestone.
+        Each milestone lets one in so many trials go on.
     brackets
         Each further one has its first milestone one step later; trials are spread over them at
         random, fewer on those with fewer milestones.
     stop_last_trials
         Whether trials end at `max_t`.
     seed
-        Of the choice of brackets.
+        Seed for the choice of brackets.
 
     Raises
     ------

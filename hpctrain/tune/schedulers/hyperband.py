@@ -30,7 +30,7 @@ class HyperBandScheduler(TrialScheduler):
     max_t
         A trial that reaches it is stopped, unless `stop_last_trials` is false.
     reduction_factor
-        What is divided by at each milestone.
+        Each milestone lets one in so many trials go on.
     stop_last_trials
         Whether trials end at `max_t`.
 

@@ -205,7 +205,7 @@ def positive(what: str, value: Any) -> Any:
     Raises
     ------
     ConfigError
-        If it is none.
+        If it is not.
     """
     value = plain_number(value)
     if not is_number(value) or not value > 0:
@@ -219,7 +219,7 @@ def whole(what: str, value: Any, *, at_least: int) -> Any:
     Raises
     ------
     ConfigError
-        If it is none, or too small.
+        If it is not, or too small.
     """
     value = plain_number(value)
     check_count(what, value, at_least=at_least)

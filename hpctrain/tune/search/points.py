@@ -13,12 +13,12 @@ from hpctrain.unresolved import children
 
 
 def check_points(points: object) -> list[Mapping[str, Any]]:
-    """Return points that are mappings. Not collective.
+    """Return points, checked to be mappings. Not collective.
 
     Raises
     ------
     ConfigError
-        If they are none.
+        If one is not.
     """
     if points is None:
         return []

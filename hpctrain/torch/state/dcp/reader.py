@@ -57,7 +57,7 @@ class StateReader(StorageReader):
         self._index: StateIndex | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take another directory. Not collective."""
+        """Read another directory from here on. Not collective."""
         if checkpoint_id:
             self._path = Path(checkpoint_id)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Shard(NamedTuple):
-    """What ranks tell each other of a part of a tensor, which may be all or nothing of it."""
+    """A rank's part of a tensor, as ranks exchange it; it may be all or nothing of it."""
 
     name: str
     dtype: str

@@ -56,7 +56,7 @@ class SavedTrees:
         return unflatten(name, treedef, lambda key, *_: decode(values.get(key)))
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Take note of a tensor that is read into by its name, and by no other. Not collective."""
+        """Record a tensor that is read into by this name alone. Not collective."""
         import torch
 
         if tensor.layout is torch.strided:
