@@ -78,24 +78,32 @@ def _reasons(run: Path) -> list[str]:
     return [event["reason"] for event in events if event["event"] == "not-forked"]
 
 
-def test_forked_ranks_of_a_step_compute_the_same_to_the_last_bit(
-    virtual_slurm: VirtualCluster, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINS)
-    runs = {"plain": ("0", "auto"), "srun": ("1", "auto"), "hydra": ("1", "wheel")}
+def answers_of(
+    cluster: VirtualCluster, folder: Path, runs: dict[str, Any], code: str, *, tasks_per_node: int
+) -> dict[str, Any]:
+    """Run a script in an allocation of two nodes; return what the ranks of each run answered."""
+    script = folder / "train.py"
+    script.write_text(code)
     done = subprocess.run(
         [
-            *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"),
-            *(sys.executable, str(script), str(tmp_path), json.dumps(runs)),
+            *("salloc", "--quiet", "--nodes=2", f"--ntasks-per-node={tasks_per_node}"),
+            *(sys.executable, str(script), str(folder), json.dumps(runs)),
         ],
-        env={**os.environ, **virtual_slurm.environ},
+        env={**os.environ, **cluster.environ},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    answers = json.loads((tmp_path / "answers.json").read_text())
+    answers: dict[str, Any] = json.loads((folder / "answers.json").read_text())
+    return answers
+
+
+def test_forked_ranks_of_a_step_compute_the_same_to_the_last_bit(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    runs = {"plain": ("0", "auto"), "srun": ("1", "auto"), "hydra": ("1", "wheel")}
+    answers = answers_of(virtual_slurm, tmp_path, runs, TRAINS, tasks_per_node=2)
     plain = [rank for rank, _ in answers["plain"]]
     assert [rank["place"] for rank in plain] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert [rank["left"] for rank in plain] == [[]] * 4
@@ -111,21 +119,9 @@ def test_forked_ranks_of_a_step_compute_the_same_to_the_last_bit(
 def test_ranks_that_have_a_node_each_import_first_and_compute_the_same(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINS.replace("num_workers=4", "num_workers=2"))
     runs = {"plain": ("0", "auto"), "first": ("1", "auto")}
-    done = subprocess.run(
-        [
-            *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"),
-            *(sys.executable, str(script), str(tmp_path), json.dumps(runs)),
-        ],
-        env={**os.environ, **virtual_slurm.environ},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    answers = json.loads((tmp_path / "answers.json").read_text())
+    two_workers = TRAINS.replace("num_workers=4", "num_workers=2")
+    answers = answers_of(virtual_slurm, tmp_path, runs, two_workers, tasks_per_node=1)
     (plain, not_first), (ours, first) = (
         zip(*answers[name], strict=True) for name in ("plain", "first")
     )

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -127,17 +127,24 @@ def expected(
     return {step: slope for step, slope in slopes(folder).items() if step <= STEPS}
 
 
+@contextmanager
+def paused_run(cluster: VirtualCluster, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run the script with agents that relay; in the block its ranks wait before a step."""
+    process = start(cluster, folder, 2)
+    try:
+        pauses = [folder / f"pauses-{rank}" for rank in range(NUM_NODES)]
+        wait_until(lambda: all(f.exists() for f in pauses), process=process, timeout_s=TIMEOUT_S)
+        yield process
+    finally:
+        (folder / "go").touch()
+
+
 def test_a_run_reports_saves_and_stops_through_agents_that_relay(
     five_nodes: VirtualCluster, tmp_path: Path, expected: dict[int, str]
 ) -> None:
-    process = start(five_nodes, tmp_path, 2)
-    try:
-        pauses = [tmp_path / f"pauses-{rank}" for rank in range(NUM_NODES)]
-        wait_until(lambda: all(f.exists() for f in pauses), process=process, timeout_s=TIMEOUT_S)
+    with paused_run(five_nodes, tmp_path) as process:
         # The two that have come first have the other three as children.
         assert sorted(agents(tmp_path).values()) == [False] * 3 + [True] * 2
-    finally:
-        (tmp_path / "go").touch()
     printed, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, printed
     result = Result.from_path(tmp_path / "run")
@@ -151,15 +158,10 @@ def test_a_run_reports_saves_and_stops_through_agents_that_relay(
 def test_a_run_goes_on_with_the_same_losses_when_an_inner_agent_is_killed(
     five_nodes: VirtualCluster, tmp_path: Path, expected: dict[int, str]
 ) -> None:
-    process = start(five_nodes, tmp_path, 2)
-    try:
-        pauses = [tmp_path / f"pauses-{rank}" for rank in range(NUM_NODES)]
-        wait_until(lambda: all(f.exists() for f in pauses), process=process, timeout_s=TIMEOUT_S)
+    with paused_run(five_nodes, tmp_path) as process:
         inner = [pid for pid, is_inner in agents(tmp_path).items() if is_inner]
         os.kill(inner[0], signal.SIGKILL)
         printed, _ = process.communicate(timeout=TIMEOUT_S)
-    finally:
-        (tmp_path / "go").touch()
     assert process.returncode == 0, printed
     result = Result.from_path(tmp_path / "run")
     assert result.error is None

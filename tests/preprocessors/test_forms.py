@@ -45,18 +45,11 @@ from hpctrain.preprocessors import (
     UniformKBinsDiscretizer,
 )
 from hpctrain.preprocessors.batches import column_of, names_of, num_rows
+from tests.preprocessors import example_batch
 
 LISTS = np.empty(4, dtype=object)
 LISTS[:] = [["a", "b"], [], ["b"], ["c", "a", "a"]]
-BATCH = {
-    "x": np.array([1.0, 2.5, 7.25, np.nan]),
-    "full": np.array([1.0, 2.5, 7.25, 3.0]),
-    "v": np.arange(12.0).reshape(4, 3) / 7,
-    "c": np.array(["a", "ü", "$", "a"], dtype=object),
-    "n": np.array([3, 1, 3, 2]),
-    "t": np.array(["the cat", "a dog", "", "the end"], dtype=object),
-    "l": LISTS,
-}
+BATCH = {**example_batch.BATCH, "l": LISTS}
 
 
 def twice(value: Any) -> Any:
