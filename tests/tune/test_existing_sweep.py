@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.config import RunConfig
+from hpctrain.errors import ConfigError
+from hpctrain.tune.existing_sweep import find_paths, is_to_go_on
+from hpctrain.tune.ledger import SweepLedger, SweepPaths
+
+
+def train() -> None:
+    pass
+
+
+def begun(root: Path, *, job_id: str | None = None) -> SweepPaths:
+    """Return a sweep that another tuner has begun."""
+    root.mkdir(parents=True, exist_ok=True)
+    paths = SweepPaths(root=root)
+    SweepLedger(paths=paths).append("sweep-started", path=str(root), job_id=job_id)
+    return paths
+
+
+def config(folder: Path, name: str | None = "sweep") -> RunConfig:
+    return RunConfig(storage_path=str(folder), name=name)
+
+
+def test_a_sweep_without_a_name_is_called_after_its_function(tmp_path: Path):
+    paths = find_paths(config(tmp_path, None), train, "auto")
+    assert paths.root.parent == tmp_path
+    assert paths.root.name.startswith("train_")
+
+
+def test_a_sweep_that_is_there_is_refused_unless_it_is_moved_aside(tmp_path: Path):
+    begun(tmp_path / "sweep")
+    with pytest.raises(ConfigError, match=r"is a sweep already\. Go on with it: Tuner\.restore"):
+        find_paths(config(tmp_path), train, "auto")
+    assert find_paths(config(tmp_path), train, "restart").root == tmp_path / "sweep"
+
+
+def test_a_run_is_not_taken_for_a_sweep(tmp_path: Path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/plan.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a run, and not a sweep"):
+        find_paths(config(tmp_path), train, "restart")
+
+
+@pytest.mark.parametrize(("existing", "goes_on"), [("", True), ("auto", True), ("restart", False)])
+def test_the_variable_wins_over_what_a_script_restores(
+    existing: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setenv("HPCTRAIN_EXISTING", existing)
+    assert is_to_go_on(begun(tmp_path)) is goes_on
+    monkeypatch.setenv("HPCTRAIN_EXISTING", "error")
+    with pytest.raises(ConfigError, match="Unset it to go on"):
+        is_to_go_on(begun(tmp_path))
+
+
+def test_a_job_that_slurm_starts_again_goes_on_whatever_the_variable_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("HPCTRAIN_EXISTING", "restart")
+    assert is_to_go_on(begun(tmp_path / "mine", job_id="7"))
+    assert not is_to_go_on(begun(tmp_path / "another", job_id="6"))

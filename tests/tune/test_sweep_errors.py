@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, SupersededError
+from hpctrain.tune.ledger import SweepPaths
+from hpctrain.tune.person_stops import PersonStops, request_stop
+from hpctrain.tune.sweep_errors import errors_of_sweep
+
+HOW = "Tuner.restore('s', trainable).fit() goes on"
+
+
+def message(root: Path, error: Exception) -> str:
+    """Return what the error says once the next step was added."""
+    with (
+        pytest.raises(type(error)) as raised,
+        errors_of_sweep(PersonStops(SweepPaths(root=root)), HOW),
+    ):
+        raise error
+    return str(raised.value)
+
+
+def test_a_sweep_that_its_job_stops_goes_on_in_another_one(tmp_path: Path):
+    said = message(tmp_path, RunStoppedError("the sweep stopped because the job ends."))
+    assert said == f"the sweep stopped because the job ends. In another job {HOW}."
+
+
+def test_a_sweep_that_a_person_stops_goes_on_here(tmp_path: Path):
+    request_stop(SweepPaths(root=tmp_path), now=False)
+    assert message(tmp_path, RunStoppedError("stopped.")) == f"stopped. {HOW}."
+
+
+def test_an_impossible_trial_asks_for_another_name(tmp_path: Path):
+    said = message(tmp_path, ConfigError("no metric 'los'."))
+    assert said.startswith("no metric 'los'. The trials were stopped. Begin again under another")
+
+
+@pytest.mark.parametrize("error", [SupersededError("taken over"), LaunchError("no srun")])
+def test_other_errors_stay_as_they_are(error: Exception, tmp_path: Path):
+    assert message(tmp_path, error) == str(error)
+
+
+def test_an_error_of_a_scheduler_is_logged_with_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert message(tmp_path, ZeroDivisionError("in on_result")) == "in on_result"
+    assert f"because of an error; {HOW}" in capsys.readouterr().err
