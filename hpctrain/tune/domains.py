@@ -6,7 +6,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpctrain.checks import is_number, plain_number, shown
@@ -120,39 +120,27 @@ class Function(Domain):
 
 def uniform(lower: float, upper: float) -> Float:
     """Return the domain of the numbers from `lower` to `upper`. Not collective."""
-    lower, upper = map(plain_number, (lower, upper))
-    _check_bounds("uniform", lower, upper)
-    return Float(lower=lower, upper=upper)
+    return _float("uniform", lower, upper)
 
 
 def quniform(lower: float, upper: float, q: float) -> Float:
     """Return the domain of the multiples of `q` from `lower` to `upper`. Not collective."""
-    lower, upper, q = map(plain_number, (lower, upper, q))
-    _check_bounds("quniform", lower, upper)
-    _check_multiples("quniform", lower, upper, q)
-    return Float(lower=lower, upper=upper, q=q)
+    return _multiples("quniform", lower, upper, q)
 
 
 def loguniform(lower: float, upper: float) -> Float:
     """Return the domain of the numbers whose logarithm is uniform. Not collective."""
-    lower, upper = map(plain_number, (lower, upper))
-    _check_bounds("loguniform", lower, upper, log=True)
-    return Float(lower=lower, upper=upper, log=True)
+    return _float("loguniform", lower, upper, log=True)
 
 
 def qloguniform(lower: float, upper: float, q: float) -> Float:
     """Return the multiples of `q` in `loguniform`. Not collective."""
-    lower, upper, q = map(plain_number, (lower, upper, q))
-    _check_bounds("qloguniform", lower, upper, log=True)
-    _check_multiples("qloguniform", lower, upper, q)
-    return Float(lower=lower, upper=upper, log=True, q=q)
+    return _multiples("qloguniform", lower, upper, q, log=True)
 
 
 def randint(lower: int, upper: int) -> Integer:
     """Return the domain of the whole numbers from `lower` to ``upper - 1``. Not collective."""
-    lower, upper = map(plain_number, (lower, upper))
-    _check_integers("randint", lower, upper)
-    return Integer(lower=lower, upper=upper)
+    return _integer("randint", lower, upper)
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
@@ -160,23 +148,17 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
 
     As in Ray Tune, `upper` is one of them unless `q` is 1.
     """
-    lower, upper, q = map(plain_number, (lower, upper, q))
-    _check_integers("qrandint", lower, upper, q=q)
-    return Integer(lower=lower, upper=upper, q=q)
+    return _integer("qrandint", lower, upper, q)
 
 
 def lograndint(lower: int, upper: int) -> Integer:
     """Return the whole numbers up to ``upper - 1``, their logarithm uniform. Not collective."""
-    lower, upper = map(plain_number, (lower, upper))
-    _check_integers("lograndint", lower, upper, log=True)
-    return Integer(lower=lower, upper=upper, log=True)
+    return _integer("lograndint", lower, upper, log=True)
 
 
 def qlograndint(lower: int, upper: int, q: int) -> Integer:
     """Return the multiples of `q` in `lograndint`; see `qrandint`. Not collective."""
-    lower, upper, q = map(plain_number, (lower, upper, q))
-    _check_integers("qlograndint", lower, upper, q=q, log=True)
-    return Integer(lower=lower, upper=upper, log=True, q=q)
+    return _integer("qlograndint", lower, upper, q, log=True)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
@@ -217,6 +199,24 @@ def sample_from(func: Callable[..., Any]) -> Function:
     >>> space = {"width": choice([1, 2]), "depth": sample_from(lambda config: 2 * config["width"])}
     """
     return Function(func=func)
+
+
+def _float(name: str, lower: float, upper: float, *, log: bool = False) -> Float:
+    lower, upper = map(plain_number, (lower, upper))
+    _check_bounds(name, lower, upper, log=log)
+    return Float(lower=lower, upper=upper, log=log)
+
+
+def _multiples(name: str, lower: float, upper: float, q: float, *, log: bool = False) -> Float:
+    domain, q = _float(name, lower, upper, log=log), plain_number(q)
+    _check_multiples(name, domain.lower, domain.upper, q)
+    return replace(domain, q=q)
+
+
+def _integer(name: str, lower: int, upper: int, q: int = 1, *, log: bool = False) -> Integer:
+    lower, upper, q = map(plain_number, (lower, upper, q))
+    _check_integers(name, lower, upper, q=q, log=log)
+    return Integer(lower=lower, upper=upper, log=log, q=q)
 
 
 def _draw(rng: random.Random, lower: float, upper: float, *, log: bool) -> float:
