@@ -44,14 +44,12 @@ def broadcast_from_rank_zero(data: T, *, timeout_s: float = timeouts.BARRIER_S) 
         Any object that can be pickled; only rank 0's counts. Meant for small objects: a seed, a
         name, a decision.
     timeout_s
-        Seconds to wait for the slowest rank.
+        As in `barrier`.
 
     Raises
     ------
-    TrainingFailedError
-        If not every rank called in time.
-    WorkerContextError
-        Outside of a training function.
+    TrainingFailedError, WorkerContextError
+        As in `barrier`.
     """
     comm = _meet("broadcast_from_rank_zero()", timeout_s)
     result: T = comm.bcast(data)

@@ -67,8 +67,7 @@ def from_items(items: Sequence[Any], **scheduling: Any) -> Dataset:
         Dicts are rows, by column; a column that a row lacks is missing in it. Other items are the
         values of the column ``item``.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------
@@ -98,8 +97,7 @@ def range(
     n
         Number of rows.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------
@@ -127,8 +125,7 @@ def range_tensor(
     shape
         Shape of a row.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------

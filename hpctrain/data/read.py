@@ -110,8 +110,7 @@ def read_csv(
     names
         Names of the columns, for files without a line of them.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------
@@ -152,8 +151,7 @@ def read_numpy(
     column
         Name of the column that ``.npy`` files become.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------

@@ -39,8 +39,7 @@ def read_json(
     lines
         Accepted, without effect: hpctrain detects the form of each file.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------
@@ -71,8 +70,7 @@ def read_text(
     drop_empty_lines
         Whether to leave out lines that are empty or blank.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------
@@ -111,8 +109,7 @@ def read_images(
     include_paths
         Whether to add a column ``path``.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------
@@ -140,8 +137,7 @@ def read_binary_files(
     include_paths
         Whether to add a column ``path``.
     **scheduling
-        Arguments of Ray Data such as ``override_num_blocks`` and ``concurrency``: accepted, without
-        effect.
+        As in `hpctrain.data.read_parquet`.
 
     Raises
     ------

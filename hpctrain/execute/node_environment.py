@@ -125,10 +125,8 @@ class NodeEnvironment:
 
         Parameters
         ----------
-        nodes
-            Names of the nodes; empty leaves the choice to Slurm.
-        num_nodes
-            Their number.
+        nodes, num_nodes
+            As in `hpctrain.plan.argv.container_test_argv`.
         log
             File that gets what is printed.
 

@@ -59,10 +59,8 @@ def diff_untracked(git: Git, paths: Sequence[str]) -> tuple[bytes, frozenset[str
 
     Parameters
     ----------
-    git
-        Runs at the top of the tree.
-    paths
-        From the top of the tree.
+    git, paths
+        As in `diff_tracked`.
 
     Raises
     ------
@@ -103,10 +101,8 @@ def find_large(git: Git, paths: Sequence[str]) -> frozenset[str]:
 
     Parameters
     ----------
-    git
-        Runs at the top of the tree.
-    paths
-        From the top of the tree.
+    git, paths
+        As in `diff_tracked`.
 
     Raises
     ------

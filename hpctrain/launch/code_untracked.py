@@ -38,10 +38,8 @@ def list_untracked(
 
     Parameters
     ----------
-    git
-        Runs at the top of the tree.
-    top
-        Directory of the tree.
+    git, top
+        As in `hpctrain.launch.code_diff.diff_tracked`.
     without
         Directories below it whose files are no code.
     """

@@ -135,7 +135,7 @@ def check_learner(params: Mapping[str, Any]) -> None:
     Parameters
     ----------
     params
-        Parameters by their main names.
+        As in `check_dataset_params`.
 
     Raises
     ------

@@ -335,10 +335,8 @@ def node_keeper_argv(
 
     Parameters
     ----------
-    nodes
-        Names of the nodes; empty leaves the choice to Slurm.
-    num_nodes
-        Their number.
+    nodes, num_nodes
+        As in `container_test_argv`.
     command
         What runs there.
     is_slice

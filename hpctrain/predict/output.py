@@ -130,7 +130,7 @@ class Output:
         Parameters
         ----------
         identity
-            Identity of the prediction.
+            As in `is_finished`.
 
         Raises
         ------
