@@ -67,8 +67,9 @@ class Learners:
         self.scheduler.on_remove(trial.trial_id)
         if self._search is not None:
             has_failed = trial.state is TrialState.ERROR
+            # By name, as Ray Tune: its documented search takes (trial_id, result, **kwargs).
             self._search.on_trial_complete(
-                trial.trial_id, None if has_failed else trial.metrics, has_failed
+                trial.trial_id, result=None if has_failed else trial.metrics, error=has_failed
             )
 
     def take_exploits(self) -> Sequence[Exploit]:

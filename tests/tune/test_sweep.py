@@ -409,6 +409,32 @@ def test_a_search_of_ones_own_proposes_waits_learns_and_finishes(tmp_path: Path)
     assert sweep.reason == "_Own has finished after 2 of 50 trials"
 
 
+class _Documented(Searcher):
+    """Has the signature of the example in Ray Tune's documentation."""
+
+    def __init__(self) -> None:
+        super().__init__("m", "min")
+        self.ends: dict[str, Any] = {}
+
+    def suggest(self, trial_id: str) -> Any:
+        return {"x": 1}
+
+    def on_trial_complete(  # type: ignore[override]  # that example's differs from its base, too
+        self, trial_id: str, result: Any, **kwargs: Any
+    ) -> None:
+        self.ends[trial_id] = result, kwargs
+
+
+def test_a_search_as_ray_tune_documents_it_is_sent_results_and_errors(tmp_path: Path) -> None:
+    search = _Documented()
+    runner = FakeRunner({"trial_00001": Script(fails="broken")})
+    make_sweep(runner, tmp_path, num_samples=2, search=search).run()
+    assert search.ends["trial_00001"] == (None, {"error": True})
+    result, kwargs = search.ends["trial_00000"]
+    assert result["m"] == 1.0
+    assert kwargs == {"error": False}
+
+
 def test_a_search_that_never_proposes_ends_the_sweep(tmp_path: Path) -> None:
     search = _Own()
     search.suggest = lambda trial_id: None  # type: ignore[method-assign]
