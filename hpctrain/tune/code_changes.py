@@ -8,14 +8,17 @@ from typing import Any
 
 from hpctrain.errors import DamagedFileError
 from hpctrain.launch.digests import FUNCTION
+from hpctrain.launch.request import Submission
 from hpctrain.log import log
-from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.tune.trial import Trial, name_trial
+from hpctrain.tune.trial_function import TrialFunction
 
 # An argument of trainers: the function is part of the search space then.
 _OF_THE_SPACE = "train_loop_per_worker"
+# Arguments that no loop of a trainer holds.
+_OUTSIDE_OF_LOOPS = frozenset(("train_loop_config", "trainer_init_config"))
 
 
 class CodeChanges:
@@ -31,12 +34,12 @@ class CodeChanges:
         self._run_of = run_of
         self._has_shown = False
 
-    def show(self, trial: Trial, spec: RunSpec) -> None:
+    def show(self, trial: Trial, submission: Submission) -> None:
         """Print what has changed, once. Not collective."""
         if self._has_shown:
             return
         before = self._read(trial.trial_id) or self._read(name_trial(0))
-        if changed := list(_changed(before, spec, trial.config)):
+        if changed := list(_changed(before, submission, trial.config)):
             self._has_shown = True
             log(
                 f"warning: the code has changed since the sweep began: {', '.join(changed)}. "
@@ -51,10 +54,22 @@ class CodeChanges:
             return {}
 
 
-def _changed(before: Mapping[str, Any], spec: RunSpec, config: Mapping[str, Any]) -> Iterator[str]:
+def _changed(
+    before: Mapping[str, Any], submission: Submission, config: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield what is not as it was; what only one of both has may come from the configuration."""
+    spec, loop = submission.spec, submission.request.worker_spec.train_loop
     digest = before.get("digests", {}).get(FUNCTION)
-    if _OF_THE_SPACE not in config and digest not in (None, spec.digests[FUNCTION]):
+    if _is_code(loop, config) and digest not in (None, spec.digests[FUNCTION]):
         yield FUNCTION
     modules = before.get("modules", {})
     yield from (name for name, now in spec.modules.items() if modules.get(name, now) != now)
+
+
+def _is_code(loop: object, config: Mapping[str, Any]) -> bool:
+    """Return whether a loop is the same for all trials as long as its code is."""
+    if isinstance(loop, TrialFunction):
+        return True
+    # A trainer's own loop holds arguments of the trainer: those of tree trainers, params.
+    is_own = type(loop).__module__.partition(".")[0] == __package__.partition(".")[0]
+    return _OF_THE_SPACE not in config and (not is_own or config.keys() <= _OUTSIDE_OF_LOOPS)

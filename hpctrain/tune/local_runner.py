@@ -119,7 +119,7 @@ class LocalRunner:
             If it cannot begin.
         """
         submission = self.prepare(trial)
-        self._changes.show(trial, submission.spec)
+        self._changes.show(trial, submission)
         paths = submission.request.paths
         # The sweep itself left it before its job was queued again.
         with suppress(OSError):
