@@ -153,6 +153,10 @@ class SweepRecord:
     """Directory of the sweep when it was last begun or restored; empty if that is not known."""
     job_id: str | None = None
     """Job of Slurm in which that was; None if it was in none."""
+    earlier_s: float = 0.0
+    """Seconds for which tuners ran the sweep before it was last begun or restored."""
+    last_s: float = 0.0
+    """Seconds from then until the last event."""
     in_pickles: frozenset[tuple[str, int]] = frozenset()
     """Configurations that the ledger only has for people to read: name of the trial, and number
     of the transfer that it came with (0: the first one)."""
@@ -200,8 +204,17 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
     ended: Mapping[str, Any] | None = None
     trials: dict[str, Trial] = {}
     in_pickles, path, job_id = set(), "", None
+    earlier_s = last_s = since = 0.0
     for event in events:
         kind, trial = event["event"], trials.get(event.get("trial", ""))
+        if started is None:
+            since = event["time"]
+        elif kind == "sweep-restored":
+            # Events of versions without it say how long the sweep ran at least.
+            earlier_s = max(event.get("earlier_s", 0.0), earlier_s + last_s)
+            since, last_s = event["time"], 0.0
+        # A clock may have been set back meanwhile.
+        last_s = max(last_s, event["time"] - since)
         if kind == "sweep-started":
             started, path = started or event, event.get("path", path)
             job_id = event.get("job_id")
@@ -241,6 +254,8 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
         ended=ended,
         path=path,
         job_id=job_id,
+        earlier_s=earlier_s,
+        last_s=last_s,
         in_pickles=frozenset(in_pickles),
     )
 
@@ -342,7 +357,7 @@ _KINDS: Mapping[str, Any] = {
     "seed": (int, type(None)),
     **dict.fromkeys(("donor", "checkpoint"), str),
     **dict.fromkeys(("number", "iteration", "report", "attempt"), int),
-    "seconds": (int, float),
+    **dict.fromkeys(("seconds", "earlier_s"), (int, float)),
 }
 _OF_TRANSFER = ("number", "donor", "checkpoint", "iteration", "seconds", "config")
 _REQUIRED = {

@@ -147,14 +147,17 @@ class Sweep:
         KeyboardInterrupt
             After Ctrl-C, once all trials have stopped, if the rules say so.
         """
-        deadline = self._clock() + self._rules.time_budget_s
+        deadline = self._clock() + self._rules.time_budget_s - self._rules.spent_s
         try:
+            if self._rules.spent_s >= self._rules.time_budget_s:
+                # Nothing begins only to be stopped.
+                self._spend_budget()
             while self._step():
                 if why := self._cut_off or self._why_leave():
                     self.reason = why
                     raise RunStoppedError(f"the sweep stopped because {why}.")
                 if self._clock() >= deadline and not self.reason:
-                    self._finish_early(f"time_budget_s={self._rules.time_budget_s:g} is over")
+                    self._spend_budget()
                 if not self._has_ended:
                     self._runner.wait(_POLL_S)
         except SupersededError:
@@ -350,6 +353,9 @@ class Sweep:
             return
         self._learners.note_end(trial, was_stopped=was_stopped)
         self._follow_orders()
+
+    def _spend_budget(self) -> None:
+        self._finish_early(f"time_budget_s={self._rules.time_budget_s:g} is over")
 
     def _finish_early(self, reason: str) -> None:
         """Begin no more trials, and stop those that have begun for good."""

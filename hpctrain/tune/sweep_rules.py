@@ -22,6 +22,8 @@ class SweepRules:
     metrics: Mapping[str, str] = field(default_factory=dict)
     """What must be in the first report of each trial, and what names it."""
     time_budget_s: float = math.inf
+    spent_s: float = 0.0
+    """Seconds of it that are over when the sweep is restored: it ran for so long before."""
     fail_fast: bool | Literal["raise"] = False
     """Whether the first trial that fails ends all."""
     ends_at_interrupt: bool = True

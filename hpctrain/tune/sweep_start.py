@@ -54,7 +54,9 @@ def begin_sweep(
     )
 
 
-def restore_sweep(paths: SweepPaths, record: SweepRecord, person: PersonStops) -> None:
+def restore_sweep(
+    paths: SweepPaths, record: SweepRecord, person: PersonStops, *, spent_s: float
+) -> None:
     """Write that a sweep goes on, and withdraw the request that stopped it. Not collective.
 
     Parameters
@@ -63,6 +65,8 @@ def restore_sweep(paths: SweepPaths, record: SweepRecord, person: PersonStops) -
         As the ledger has it. Its trials get their configurations.
     person
         What a person has stopped.
+    spent_s
+        Seconds for which it has run.
     """
     put_configs(paths, record)
     if (request := person.withdraw()) is not None:
@@ -71,5 +75,8 @@ def restore_sweep(paths: SweepPaths, record: SweepRecord, person: PersonStops) -
     if (original := find_original(paths, record)) is not None:
         log(f"sweep {paths.root.name} is a copy of {original}, and goes on as one of its own")
     SweepLedger(paths=paths).append(
-        "sweep-restored", path=str(paths.root), job_id=environ.variable("SLURM_JOB_ID")
+        "sweep-restored",
+        path=str(paths.root),
+        job_id=environ.variable("SLURM_JOB_ID"),
+        earlier_s=spent_s,
     )

@@ -95,7 +95,7 @@ class TuneConfig:
     """Trials at the same time, if the CPUs, GPUs and memory of the machine allow so many. Of jobs,
     the smaller one of it and `max_jobs` counts."""
     time_budget_s: float | timedelta | None = None
-    """Seconds after which all trials are stopped."""
+    """Seconds after which all trials are stopped. A restored sweep has what is left of them."""
     seed: int | None = None
     """Makes the draws repeatable: the same seed and space give the same configurations. None: a new
     one, which ``tune.jsonl`` records."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from hpctrain.tune.sweep_start import begin_sweep, restore_sweep
 from hpctrain.tune.trainable import Trainable, check_trainable, name_trainable, run_config_of
 from hpctrain.tune.trial import TrialState
 from hpctrain.tune.tune_config import TuneConfig
+from hpctrain.tune.tuner_life import seconds_of_last
 from hpctrain.tune.variants import check_space
 
 
@@ -119,6 +121,8 @@ class Tuner:
         job_end, person = JobEnd(), PersonStops(paths)
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
         seen = record.trials.values() if record is not None else ()
+        # Of the last tuner, as long as this one has shown none.
+        lived_s = seconds_of_last(paths)
         with (
             closing(plan.runner) as runner,
             held(paths, meanwhile=lambda: runner.glance(seen)) as life,
@@ -132,6 +136,7 @@ class Tuner:
             elif is_begun(paths):
                 refuse_existing(paths, plan.policy)
                 begin_anew(paths)
+            spent_s = 0.0 if record is None else record.earlier_s + max(record.last_s, lived_s)
             sweep = Sweep(
                 source=plan.source,
                 scheduler=plan.scheduler,
@@ -139,7 +144,7 @@ class Tuner:
                 runner=runner,
                 slots=plan.make_slots(),
                 ledger=SweepLedger(paths=paths),
-                rules=plan.rules,
+                rules=replace(plan.rules, spent_s=spent_s),
                 show=self._show,
                 why_leave=lambda: job_end.why() or person.why(),
                 find_stopped=person.trials,
@@ -151,7 +156,7 @@ class Tuner:
                 if record is None:
                     self._begin(plan)
                 else:
-                    self._go_on(paths, record, sweep, person)
+                    self._go_on(paths, record, sweep, person, spent_s)
                 with errors_of_sweep(person, how_to_go_on):
                     sweep.run()
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
@@ -278,9 +283,14 @@ class Tuner:
         self._show(f"sweep {plan.paths.root.name}: {plan.paths.root}")
 
     def _go_on(
-        self, paths: SweepPaths, record: SweepRecord, sweep: Sweep, person: PersonStops
+        self,
+        paths: SweepPaths,
+        record: SweepRecord,
+        sweep: Sweep,
+        person: PersonStops,
+        spent_s: float,
     ) -> None:
-        restore_sweep(paths, record, person)
+        restore_sweep(paths, record, person, spent_s=spent_s)
         ended = sum(trial.state.is_final for trial in record.trials.values())
         self._show(
             f"sweep {paths.root.name} goes on: {ended} of {len(record.trials)} trials have ended"

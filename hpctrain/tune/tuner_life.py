@@ -141,6 +141,16 @@ def has_life(
     return False
 
 
+def seconds_of_last(paths: SweepPaths) -> float:
+    """Return for how long the last tuner has shown signs of life; 0 if there are none.
+
+    Not collective. A copy of the sweep has them, too.
+    """
+    number = _read_sign(paths).split()[1:]
+    # One that is torn, or of something else, is none.
+    return int(number[0][:20]) * _BEAT_S if number and number[0].isdigit() else 0.0
+
+
 def _read_sign(paths: SweepPaths) -> bytes:
     try:
         return read_content(paths.alive)

@@ -13,7 +13,7 @@ import pytest
 
 from hpctrain import ConfigError, LaunchError, TrainingFailedError, tune
 from hpctrain.rundir.reading import read_lines
-from hpctrain.tune.ledger import SweepPaths, is_event, read_record
+from hpctrain.tune.ledger import SweepPaths, fold, is_event, read_record
 from hpctrain.tune.runner import End, Look
 from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler
 from hpctrain.tune.search import Searcher
@@ -315,6 +315,41 @@ def test_the_time_budget_stops_trials_and_ends_those_that_do_not_stop(tmp_path: 
     assert states(sweep) == ["TERMINATED", "TERMINATED"]
     assert runner.ended == ["trial_00001"]
     assert "time_budget_s=3 is over" in sweep.reason
+
+
+def test_a_restored_sweep_has_what_is_left_of_its_time_budget(tmp_path: Path) -> None:
+    runner = FakeRunner({"trial_00000": Script(hangs=True)})
+    sweep = make_sweep(runner, tmp_path, num_samples=1, time_budget_s=10, spent_s=8)
+    sweep.run()
+    assert sweep.reason == "time_budget_s=10 is over"
+    assert runner.now < 8, "it does not begin anew"
+
+
+def test_a_sweep_whose_time_budget_is_spent_begins_nothing(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    sweep = make_sweep(runner, tmp_path, time_budget_s=3, spent_s=3)
+    sweep.run()
+    assert (sweep.reason, runner.started) == ("time_budget_s=3 is over", [])
+
+
+def test_the_ledger_says_for_how_long_a_sweep_ran_before_it_was_restored() -> None:
+    def events(*of: tuple[str, float]) -> list[dict[str, Any]]:
+        return [{"event": event, "time": time} for event, time in of]
+
+    first = [*events(("sweep-started", 100.0), ("trial-added", 107.0))]
+    first[1] |= {"trial": "trial_00000", "config": {}}
+    record = fold(first)
+    assert record is not None
+    assert (record.earlier_s, record.last_s) == (0.0, 7.0)
+    # The tuner lived for longer than its last event says.
+    restored = {"event": "sweep-restored", "time": 500.0, "earlier_s": 30.0}
+    record = fold([*first, restored, *events(("sweep-ended", 504.0))])
+    assert record is not None
+    assert (record.earlier_s, record.last_s) == (30.0, 4.0)
+    del restored["earlier_s"]
+    record = fold([*first, restored])
+    assert record is not None
+    assert (record.earlier_s, record.last_s) == (7.0, 0.0)
 
 
 def test_ctrl_c_stops_all_and_a_restored_sweep_resumes_them(tmp_path: Path) -> None:

@@ -70,6 +70,34 @@ def fit(storage: Path) -> None:
     tune.Tuner(train, param_space={}, run_config=run_config).fit()
 
 
+def test_the_time_budget_counts_for_how_long_a_tuner_that_died_had_lived(tmp_path: Path) -> None:
+    run_config = RunConfig(storage_path=tmp_path, name="s", verbose=0)
+    config = tune.TuneConfig(num_samples=2, time_budget_s=1000)
+    tune.Tuner(train, param_space={}, tune_config=config, run_config=run_config).fit()
+    paths = SweepPaths(root=tmp_path / "s")
+    events = paths.events.read_text().splitlines(keepends=True)
+    first = [line for line in events if '"trial_00000"' in line or "sweep-started" in line]
+    paths.events.write_text("".join(first))
+    # It died when it had been quiet for long.
+    paths.alive.write_text(f"aa {600:020d}\n")
+    results = tune.Tuner.restore(paths.root, train).fit()
+    assert len(results) == 1
+    ended = read_record(paths).ended
+    assert ended is not None
+    assert ended["reason"] == "time_budget_s=1000 is over"
+    # And what it has spent is known from now on.
+    assert tune.Tuner.restore(paths.root, train).fit()[0].metrics
+    assert read_record(paths).earlier_s >= 1200
+
+
+@pytest.mark.parametrize("content", ["", "aa", "aa b\n", "\0\0", f"aa {7:020d}{'9' * 20}\n"])
+def test_a_sign_of_life_that_is_damaged_says_nothing_absurd(tmp_path: Path, content: str) -> None:
+    paths = SweepPaths(root=tmp_path)
+    assert tuner_life.seconds_of_last(paths) == 0
+    paths.alive.write_text(content)
+    assert tuner_life.seconds_of_last(paths) <= 14
+
+
 def test_the_sweep_of_a_tuner_that_died_elsewhere_is_taken_over_after_a_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
