@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from hpctrain.launch.dry_run import print_plan
@@ -40,21 +40,25 @@ def check_first_trials(
     source: ConfigSource,
     runner: LocalRunner,
     make_slots: Callable[[], TrialSlots],
+    *,
+    is_new: bool,
 ) -> Trial | None:
     """Refuse before the start what can be known then; return the first trial, if it is.
 
     Not collective.
+
+    Parameters
+    ----------
+    is_new
+        Whether no trial has been made yet: then a search algorithm proposes the first one now.
 
     Raises
     ------
     ConfigError
         If a trial is impossible.
     """
-    if not isinstance(source, VariantSource):
-        return None
     first, most = None, 0
-    for number in range(min(source.variants.count, _MOST_CHECKED)):
-        trial = Trial(trial_id=name_trial(number), config=source.variants[number])
+    for trial in _known(source, is_new=is_new):
         need = runner.need_of(trial)
         slot = make_slots().take(trial.trial_id, need)
         most = max(most, need.cpus)
@@ -69,6 +73,17 @@ def check_first_trials(
             f"such trials run alone, and their workers slow each other down."
         )
     return first
+
+
+def _known(source: ConfigSource, *, is_new: bool) -> Iterator[Trial]:
+    """Yield the trials that are known before the sweep begins."""
+    if isinstance(source, VariantSource):
+        for number in range(min(source.variants.count, _MOST_CHECKED)):
+            yield Trial(trial_id=name_trial(number), config=source.variants[number])
+    elif isinstance(source, SearchSource) and is_new:
+        config = source.draw(name_trial(0))
+        if config is not None:
+            yield Trial(trial_id=name_trial(0), config=config)
 
 
 def print_first_plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Protocol
 
 from hpctrain.checks import shown
@@ -53,6 +53,18 @@ class SearchSource:
     space: Mapping[str, Any]
     num_samples: int
     has_finished: bool = False
+    _suggested: dict[str, Any] = field(default_factory=dict)
+
+    def draw(self, trial_id: str) -> dict[str, Any] | None:
+        """Return what `next` will return for a trial. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            As of `next`.
+        """
+        suggestion = self._suggested[trial_id] = self.search.suggest(trial_id)
+        return None if _is_finished(suggestion) else self._config_of(suggestion)
 
     def next(self, number: int, trial_id: str) -> dict[str, Any] | None:
         """Return the configuration of a trial; None if there is none now. Not collective.
@@ -62,11 +74,17 @@ class SearchSource:
         ConfigError
             If what is proposed is no configuration, or lacks a parameter.
         """
-        suggestion = self.search.suggest(trial_id)
-        if suggestion is None:
-            return None
-        if isinstance(suggestion, str) and suggestion == FINISHED:
+        if trial_id in self._suggested:
+            suggestion = self._suggested.pop(trial_id)
+        else:
+            suggestion = self.search.suggest(trial_id)
+        if _is_finished(suggestion):
             self.has_finished = True
+            return None
+        return self._config_of(suggestion)
+
+    def _config_of(self, suggestion: object) -> dict[str, Any] | None:
+        if suggestion is None:
             return None
         if not isinstance(suggestion, Mapping):
             raise ConfigError(
@@ -94,6 +112,10 @@ class SearchSource:
             f"{name}.suggest() returned None after {number} of {self.num_samples} trials, while "
             f"none was at work that it could wait for"
         )
+
+
+def _is_finished(suggestion: object) -> bool:
+    return isinstance(suggestion, str) and suggestion == FINISHED
 
 
 def merge_suggestion(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> dict[str, Any]:

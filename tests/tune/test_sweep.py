@@ -17,6 +17,7 @@ from hpctrain.tune.ledger import SweepPaths, fold, is_event, read_record
 from hpctrain.tune.runner import End, Look
 from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler
 from hpctrain.tune.search import Searcher
+from hpctrain.tune.source import SearchSource
 from hpctrain.tune.trial import TRANSITIONS, Trial, TrialEvent, TrialState, next_state
 from tests.tune.played import FakeRunner, Script, make_sweep, states
 
@@ -442,6 +443,21 @@ def test_a_search_of_ones_own_proposes_waits_learns_and_finishes(tmp_path: Path)
     assert ("complete", "trial_00000", False) in search.told
     assert ("complete", "trial_00001", True) in search.told
     assert sweep.reason == "_Own has finished after 2 of 50 trials"
+
+
+def test_what_was_drawn_before_the_sweep_is_not_proposed_twice() -> None:
+    class Counting(_Own):
+        def suggest(self, trial_id: str) -> Any:
+            self.told.append(trial_id)
+            return {} if len(self.told) == 1 else self.FINISHED
+
+    source = SearchSource(search=Counting(), space={}, num_samples=3)
+    assert source.draw("trial_00000") == source.next(0, "trial_00000") == {}
+    assert source.draw("trial_00001") is None
+    assert not source.is_done(1), "why it ends is asked by what takes the next one"
+    assert source.next(1, "trial_00001") is None
+    assert source.is_done(1)
+    assert source.search.told == ["trial_00000", "trial_00001"]  # type: ignore[attr-defined]
 
 
 class _Documented(Searcher):

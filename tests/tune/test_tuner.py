@@ -544,6 +544,50 @@ class _Middle(Searcher):
         """Learn nothing."""
 
 
+class _Odd(_Middle):
+    """Proposes what no trial can be made of."""
+
+    def __init__(self, suggestion: Any) -> None:
+        super().__init__(metric="loss", mode="min")
+        self.suggestion = suggestion
+
+    def suggest(self, trial_id: str) -> Any:
+        return self.suggestion
+
+
+@pytest.mark.parametrize(
+    ("trainable", "suggestion", "message"),
+    [
+        (DataParallelTrainer(noop), {"x": 0.5}, "has the key 'x', which is no argument"),
+        (
+            DataParallelTrainer(noop),
+            {"scaling_config": {"num_wokers": 2}},
+            "Did you mean 'num_workers'",
+        ),
+        (tune.with_resources(noop, {"gpu": 1}), {}, "needs 1 GPUs, and this machine shows 0"),
+        (noop, [0.5], "A dict of parameters"),
+    ],
+    ids=["argument", "field", "gpu", "list"],
+)
+def test_what_a_search_proposes_is_refused_before_anything_starts(
+    trainable: Any, suggestion: Any, message: str, tmp_path: Path
+) -> None:
+    def make(trainable: Any, search: Searcher) -> tune.Tuner:
+        config = tune.TuneConfig(search_alg=search)
+        return tune.Tuner(trainable, tune_config=config, run_config=quiet(tmp_path))
+
+    with pytest.raises(ConfigError, match=message):
+        make(trainable, _Odd(suggestion)).fit()
+    assert not (tmp_path / "sweep").exists()
+    # The script that is put right runs under the same name.
+    found = make(_report_x, _Middle(metric="loss", mode="min")).fit()
+    assert [result.metrics["loss"] for result in found if result.metrics] == [0.5]
+
+
+def _report_x(config: dict[str, Any]) -> None:
+    hpctrain.report({"loss": config["x"]})
+
+
 @pytest.mark.parametrize(
     ("config", "owner"),
     [
