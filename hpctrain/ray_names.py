@@ -29,21 +29,96 @@ _OTHER_SEARCH = (
     "another one."
 )
 _VARIANTS = "leave search_alg out: Tuner tries the variants of param_space."
+_LIMIT = "use TuneConfig(max_concurrent_trials=...)."
+_REPEAT = "put the seed into param_space: {'seed': tune.grid_search([1, 2, 3])}."
 _OTHER_SEARCHES: Mapping[str, Mapping[str, str]] = {
     "hpctrain.tune.search": {
         "BasicVariantGenerator": _VARIANTS,
-        "ConcurrencyLimiter": "use TuneConfig(max_concurrent_trials=...).",
-        "Repeater": "put the seed into param_space: {'seed': tune.grid_search([1, 2, 3])}.",
+        "ConcurrencyLimiter": _LIMIT,
+        "Repeater": _REPEAT,
         "create_searcher": "construct it: hpctrain.tune.search.optuna.OptunaSearch().",
     },
     "hpctrain.tune.search.ax": {"AxSearch": _OTHER_SEARCH},
     "hpctrain.tune.search.basic_variant": {"BasicVariantGenerator": _VARIANTS},
     "hpctrain.tune.search.bayesopt": {"BayesOptSearch": _OTHER_SEARCH},
     "hpctrain.tune.search.bohb": {"TuneBOHB": _OTHER_SEARCH},
+    "hpctrain.tune.search.concurrency_limiter": {"ConcurrencyLimiter": _LIMIT},
     "hpctrain.tune.search.hebo": {"HEBOSearch": _OTHER_SEARCH},
     "hpctrain.tune.search.hyperopt": {"HyperOptSearch": _OTHER_SEARCH},
     "hpctrain.tune.search.nevergrad": {"NevergradSearch": _OTHER_SEARCH},
+    "hpctrain.tune.search.repeater": {"Repeater": _REPEAT},
+    "hpctrain.tune.search.sample": dict.fromkeys(
+        ("BaseSampler", "Grid", "LogUniform", "Normal", "Quantized", "Sampler", "Uniform"),
+        "a domain draws by itself: tune.loguniform(1e-4, 1e-1).sample().",
+    ),
+    "hpctrain.tune.search.variant_generator": dict.fromkeys(
+        ("generate_variants", "grid_search", "parse_spec_vars"), _VARIANTS
+    ),
     "hpctrain.tune.search.zoopt": {"ZOOptSearch": _OTHER_SEARCH},
+}
+
+_TUNE_CALLBACK = "subclass hpctrain.UserCallback; RunConfig(callbacks=[...]) is of each trial."
+_GRID = "Tuner.fit() returns a ResultGrid."
+_TUNE_ERROR = "errors are those of hpctrain: ConfigError, TrainingFailedError."
+_ITSELF = "give Tuner the function itself."
+_OF_RLLIB = "it is RLlib's."
+_TRIAL = "ResultGrid has a Result for each trial, and hpctrain tune status lists them."
+_EXPERIMENT = "use Tuner."
+_OTHER_RULE = (
+    "there are ASHAScheduler, HyperBandScheduler, MedianStoppingRule and PopulationBasedTraining; "
+    "subclass TrialScheduler for another rule."
+)
+_REPORTS_ITSELF = "report() inside of a trial is of the trial: leave the callback out."
+_TUNE_UTILS: Mapping[str, str] = {
+    "wait_for_gpu": "a trial has GPUs of its own, and the trial before it has ended.",
+    "validate_save_restore": "a trial is a function that calls report(), or a trainer.",
+    **dict.fromkeys(
+        (
+            *("UtilMonitor", "date_str", "deep_update", "diagnose_serialization"),
+            *("flatten_dict", "merge_dicts", "unflattened_lookup", "warn_if_slow"),
+        ),
+        "it is Ray Tune's own: hpctrain needs nothing in its place.",
+    ),
+}
+_TUNE_MODULES: Mapping[str, Mapping[str, str]] = {
+    "hpctrain.tune.analysis": {"ExperimentAnalysis": _GRID},
+    "hpctrain.tune.callback": {"Callback": _TUNE_CALLBACK},
+    "hpctrain.tune.error": {"TuneError": _TUNE_ERROR},
+    "hpctrain.tune.experiment": {"Experiment": _EXPERIMENT, "Trial": _TRIAL},
+    "hpctrain.tune.experiment.experiment": {"Experiment": _EXPERIMENT},
+    "hpctrain.tune.experiment.trial": {"Trial": _TRIAL},
+    "hpctrain.tune.integration.keras": dict.fromkeys(
+        ("TuneReportCallback", "TuneReportCheckpointCallback"),
+        "use hpctrain.tensorflow.ReportCheckpointCallback.",
+    ),
+    "hpctrain.tune.integration.lightgbm": {
+        "TuneReportCallback": "use TuneReportCheckpointCallback."
+    },
+    "hpctrain.tune.integration.pytorch_lightning": dict.fromkeys(
+        ("TuneCallback", "TuneReportCallback", "TuneReportCheckpointCallback"),
+        "use hpctrain.lightning.ReportCallback, which reports the metrics of each epoch.",
+    ),
+    "hpctrain.tune.integration.ray_train": {"TuneReportCallback": _REPORTS_ITSELF},
+    "hpctrain.tune.integration.xgboost": {
+        "TuneReportCallback": "use TuneReportCheckpointCallback."
+    },
+    "hpctrain.tune.progress_reporter": dict.fromkeys(
+        ("CLIReporter", "JupyterNotebookReporter", "ProgressReporter"), _TUNE_STATUS
+    ),
+    "hpctrain.tune.registry": {
+        "get_trainable_cls": _ITSELF,
+        "register_env": _OF_RLLIB,
+        "register_input": _OF_RLLIB,
+        "register_trainable": _ITSELF,
+    },
+    "hpctrain.tune.schedulers.hb_bohb": {"HyperBandForBOHB": _OTHER_RULE},
+    "hpctrain.tune.schedulers.pb2": {"PB2": _OTHER_RULE},
+    "hpctrain.tune.schedulers.resource_changing_scheduler": dict.fromkeys(
+        ("DistributeResources", "DistributeResourcesToTopJob", "ResourceChangingScheduler"),
+        _OTHER_RULE,
+    ),
+    "hpctrain.tune.utils": _TUNE_UTILS,
+    "hpctrain.tune.utils.util": _TUNE_UTILS,
 }
 
 INSTEAD: Mapping[str, Mapping[str, str]] = {
@@ -176,9 +251,9 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     },
     "hpctrain.tune": {
         "CLIReporter": _TUNE_STATUS,
-        "Callback": "subclass hpctrain.UserCallback; RunConfig(callbacks=[...]) is of each trial.",
-        "Experiment": "use Tuner.",
-        "ExperimentAnalysis": "Tuner.fit() returns a ResultGrid.",
+        "Callback": _TUNE_CALLBACK,
+        "Experiment": _EXPERIMENT,
+        "ExperimentAnalysis": _GRID,
         "JupyterNotebookReporter": _TUNE_STATUS,
         "PlacementGroupFactory": "ScalingConfig says what a trial needs.",
         "ProgressReporter": _TUNE_STATUS,
@@ -186,19 +261,27 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "Stopper": "use RunConfig(stop=...), a TrialScheduler, or time_budget_s.",
         "Trainable": "a trial is a function that calls report(), or a trainer.",
         "TuneContext": "use get_context().",
-        "TuneError": "errors are those of hpctrain: ConfigError, TrainingFailedError.",
+        "TuneError": _TUNE_ERROR,
         "create_scheduler": "construct it: hpctrain.tune.schedulers.ASHAScheduler().",
         "create_searcher": "construct it: hpctrain.tune.search.optuna.OptunaSearch().",
-        "register_env": "it is RLlib's.",
-        "register_trainable": "give Tuner the function itself.",
+        "register_env": _OF_RLLIB,
+        "register_trainable": _ITSELF,
         "run": "use Tuner(trainable, param_space=...).fit().",
         "run_experiments": "use a Tuner for each.",
     },
     **_OTHER_SEARCHES,
-    "hpctrain.tune.logger": dict.fromkeys(
-        ("CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback", "TBXLoggerCallback"),
-        _TRACKER,
-    ),
+    **_TUNE_MODULES,
+    "hpctrain.tune.logger": {
+        **dict.fromkeys(
+            ("CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback", "TBXLoggerCallback"),
+            _TRACKER,
+        ),
+        **dict.fromkeys(
+            ("CSVLogger", "JsonLogger", "Logger", "NoopLogger", "TBXLogger", "UnifiedLogger"),
+            "each trial writes metrics.jsonl; trackers are callbacks of hpctrain.callbacks.",
+        ),
+        "pretty_print": "print() shows the metrics of a Result.",
+    },
     "hpctrain.tune.stopper": {
         "CombinedStopper": "a dict of RunConfig(stop=...) may have several criteria.",
         "ExperimentPlateauStopper": "use TuneConfig(time_budget_s=...), or a TrialScheduler.",
@@ -216,8 +299,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
                 *("HyperBandForBOHB", "PB2", "PopulationBasedTrainingReplay"),
                 "ResourceChangingScheduler",
             ),
-            "there are ASHAScheduler, HyperBandScheduler, MedianStoppingRule and "
-            "PopulationBasedTraining; subclass TrialScheduler for another rule.",
+            _OTHER_RULE,
         ),
     },
     "hpctrain.torch": {

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +350,28 @@ def test_a_domain_may_be_drawn_from_by_hand() -> None:
         ("stopper", "MaximumIterationStopper", "training_iteration"),
         ("stopper", "TimeoutStopper", "time_budget_s"),
         ("logger", "JsonLoggerCallback", "hpctrain.callbacks"),
+        ("logger", "UnifiedLogger", "hpctrain.callbacks"),
+        ("analysis", "ExperimentAnalysis", "ResultGrid"),
+        ("callback", "Callback", "UserCallback"),
+        ("error", "TuneError", "TrainingFailedError"),
+        ("experiment", "Trial", "a Result for each trial"),
+        ("experiment.trial", "Trial", "a Result for each trial"),
+        ("experiment.experiment", "Experiment", "use Tuner"),
+        ("registry", "register_env", "RLlib"),
+        ("progress_reporter", "CLIReporter", "hpctrain tune status"),
+        ("utils", "wait_for_gpu", "GPUs of its own"),
+        ("utils.util", "merge_dicts", "nothing in its place"),
+        ("schedulers.pb2", "PB2", "PopulationBasedTraining"),
+        ("schedulers.hb_bohb", "HyperBandForBOHB", "HyperBandScheduler"),
+        ("schedulers.resource_changing_scheduler", "ResourceChangingScheduler", "TrialScheduler"),
+        ("search.repeater", "Repeater", "grid_search"),
+        ("search.concurrency_limiter", "ConcurrencyLimiter", "max_concurrent_trials"),
+        ("search.variant_generator", "generate_variants", "leave search_alg out"),
+        ("search.sample", "LogUniform", "tune.loguniform"),
+        ("integration.keras", "TuneReportCheckpointCallback", "ReportCheckpointCallback"),
+        ("integration.pytorch_lightning", "TuneReportCheckpointCallback", "ReportCallback"),
+        ("integration.ray_train", "TuneReportCallback", "leave the callback out"),
+        ("integration.xgboost", "TuneReportCallback", "TuneReportCheckpointCallback"),
     ],
 )
 def test_a_search_or_scheduler_of_ray_tune_is_answered_with_what_to_use(
@@ -356,3 +379,27 @@ def test_a_search_or_scheduler_of_ray_tune_is_answered_with_what_to_use(
 ) -> None:
     with pytest.raises(UnavailableNameError, match=instead):
         exec(f"from hpctrain.tune.{module} import {name}", {})
+
+
+@pytest.mark.parametrize(
+    ("module", "home", "names"),
+    [
+        ("schedulers.async_hyperband", "tune.schedulers", "ASHAScheduler AsyncHyperBandScheduler"),
+        ("schedulers.trial_scheduler", "tune.schedulers", "FIFOScheduler TrialScheduler"),
+        ("schedulers.median_stopping_rule", "tune.schedulers", "MedianStoppingRule"),
+        ("search.sample", "tune.domains", "Float Integer Categorical uniform sample_from"),
+        ("syncer", "config", "SyncConfig"),
+    ],
+)
+def test_what_is_here_is_there_by_the_path_of_ray_tune(module: str, home: str, names: str) -> None:
+    for name in names.split():
+        found = getattr(import_module(f"hpctrain.tune.{module}"), name)
+        assert found is getattr(import_module(f"hpctrain.{home}"), name)
+
+
+@pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
+def test_the_callback_of_trees_is_there_by_the_name_of_ray_tune(framework: str) -> None:
+    pytest.importorskip(framework)
+    ours = import_module(f"hpctrain.{framework}").TrainReportCallback
+    module = import_module(f"hpctrain.tune.integration.{framework}")
+    assert module.TuneReportCheckpointCallback is ours

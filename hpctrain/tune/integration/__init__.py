@@ -1,0 +1,1 @@
+"""``ray.tune.integration``: the classes of each framework."""
