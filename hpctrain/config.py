@@ -227,8 +227,18 @@ def _log_to_file(what: str, value: Any) -> Any:
 def _stop(what: str, value: Any) -> Any:
     if callable(value):
         return value
+    if isinstance(value, Mapping):
+        # Ray Tune's {"done": True}.
+        value = {k: int(goal) if isinstance(goal, bool) else goal for k, goal in value.items()}
     limit = number(float("-inf"), explain="the number of a metric at which to stop.")
     return mapping(" of metrics", limit)(what, value)
+
+
+def _verbose(what: str, value: Any) -> Any:
+    # Ray Tune's, which has True, False, and 3 for more than 2.
+    if isinstance(value, bool) or (isinstance(value, int) and value == _MOST_VERBOSE_OF_RAY):
+        value = min(int(value), 2)
+    return choice(0, 1, 2)(what, value)
 
 
 def _level(what: str, value: Any) -> Any:
@@ -236,6 +246,7 @@ def _level(what: str, value: Any) -> Any:
     return choice(*_VERBOSE_OF)(what, name) if isinstance(name, str) else kind(str)(what, value)
 
 
+_MOST_VERBOSE_OF_RAY = 3
 _VERBOSE_OF = {"DEBUG": 2, "INFO": 1, "WARNING": 0, "ERROR": 0, "CRITICAL": 0}
 
 
@@ -261,7 +272,7 @@ class LoggingConfig:
     total_time=TIME,
     callbacks=or_default(several(kind(UserCallback), of="callbacks")),
     stop=optional(_stop),
-    verbose=or_default(choice(0, 1, 2)),
+    verbose=or_default(_verbose),
     logging_config=optional(kind(LoggingConfig)),
     log_to_file=or_default(_log_to_file),
     launcher=or_default(choice(*LAUNCHERS)),

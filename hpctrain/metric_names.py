@@ -18,6 +18,10 @@ COUNTED = (
 """Metrics that Ray Train adds to each report: a stop criterion may name them, and no report needs
 them. The number of the report and the seconds of all attempts, in the run and in the attempt."""
 
+DONE = "done"
+"""Ray Tune's metric of whether a trial has ended: a stop criterion may name it, and no report needs
+it."""
+
 _NAMES_SHOWN = 12
 
 

@@ -292,7 +292,7 @@ def test_an_impossible_scaling_config_is_refused(arguments: dict, message: str):
         ),
         (RunConfig, {"stop": 0.9}, r"stop=\.\.\.\) holds 0\.9 of type float\. A Mapping is needed"),
         (RunConfig, {"log_to_file": 0}, r"log_to_file=\.\.\.\) holds 0 of type int"),
-        (RunConfig, {"verbose": 3}, r"verbose=\.\.\.\) is 3\. One of 0, 1, 2 is needed"),
+        (RunConfig, {"verbose": 4}, r"verbose=\.\.\.\) is 4\. One of 0, 1, 2 is needed"),
         (RunConfig, {"launcher": "ray"}, r"launcher=\.\.\.\) is 'ray'\. One of 'auto', 'local', "),
     ],
 )
@@ -377,6 +377,15 @@ def test_a_storage_path_may_be_a_path():
 def test_a_run_may_be_stopped_by_a_mapping_or_a_function():
     assert RunConfig(stop={"accuracy": 0.9}).stop == {"accuracy": 0.9}
     assert callable(RunConfig(stop=lambda number, metrics: number > 3).stop)
+
+
+def test_what_ray_tune_takes_for_a_run_is_taken():
+    assert RunConfig(stop={"done": True, "loss": 0.5}).stop == {"done": 1, "loss": 0.5}
+    for given, meant in ((False, 0), (True, 1), (3, 2)):
+        assert RunConfig(verbose=given).verbose == meant
+        assert type(RunConfig(verbose=given).verbose) is int
+    with pytest.raises(ConfigError, match="One of 0, 1, 2"):
+        RunConfig(verbose=4)
 
 
 def test_an_elastic_size_is_a_range_and_two_equal_numbers_are_a_fixed_one():

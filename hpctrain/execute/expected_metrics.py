@@ -7,7 +7,7 @@ from typing import Any
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import COUNTED, all_names, explain_unknown, has_metric
+from hpctrain.metric_names import COUNTED, DONE, all_names, explain_unknown, has_metric
 
 
 class ExpectedMetrics:
@@ -23,7 +23,7 @@ class ExpectedMetrics:
 
     def __init__(self, run_config: RunConfig) -> None:
         stop = run_config.stop
-        self._stop = set(stop).difference(COUNTED) if isinstance(stop, Mapping) else set()
+        self._stop = set(stop).difference((*COUNTED, DONE)) if isinstance(stop, Mapping) else set()
         score = run_config.checkpoint_config.checkpoint_score_attribute
         self._score = set() if score in (None, COUNTED[0]) else {score}
 

@@ -37,3 +37,8 @@ def test_a_name_that_may_come_later_is_not_refused(lacks: str) -> None:
 def test_a_name_that_cannot_come_later_is_refused(score: str, lacks: str | None) -> None:
     with pytest.raises(ConfigError, match=f"no metric '{score}'"):
         check(expecting(score), {"loss": 1.0}, lacks)
+
+
+def test_whether_a_trial_is_done_need_not_be_reported() -> None:
+    expected = ExpectedMetrics(RunConfig(stop={"done": True}))
+    assert expected.is_settled
