@@ -20,8 +20,13 @@ _RNG = random.Random()
 class Domain(Unresolved):
     """What the value of a parameter is drawn from."""
 
-    def sample(self, rng: random.Random | None = None) -> Any:
-        """Return a value. Not collective."""
+    def sample(self, rng: random.Random | None = None, *, size: int = 1) -> Any:
+        """Return a value; of a `size` of more than 1, so many in a list. Not collective."""
+        if size == 1:
+            return self._draw(rng or _RNG)
+        return [self._draw(rng or _RNG) for _ in range(size)]
+
+    def _draw(self, rng: random.Random) -> Any:
         raise NotImplementedError
 
 
@@ -36,9 +41,8 @@ class Float(Domain):
     q: float | None = None
     """The value is a multiple of it."""
 
-    def sample(self, rng: random.Random | None = None) -> float:
-        """Return a number. Not collective."""
-        value = _draw(rng or _RNG, self.lower, self.upper, log=self.log)
+    def _draw(self, rng: random.Random) -> float:
+        value = _draw_between(rng, self.lower, self.upper, log=self.log)
         return value if self.q is None else float(round(value / self.q) * self.q)
 
 
@@ -53,15 +57,14 @@ class Integer(Domain):
     q: int = 1
     """The value is a multiple of it."""
 
-    def sample(self, rng: random.Random | None = None) -> int:
-        """Return a number. Not collective."""
+    def _draw(self, rng: random.Random) -> int:
         first = -(-self.lower // self.q)
         end = self.upper if self.q == 1 else self.upper // self.q + 1
         if self.log:
             # exp(log(x)) can be a little less than x.
-            index = min(max(int(_draw(rng or _RNG, first, end, log=True)), first), end - 1)
+            index = min(max(int(_draw_between(rng, first, end, log=True)), first), end - 1)
         else:
-            index = (rng or _RNG).randrange(first, end)
+            index = rng.randrange(first, end)
         return index * self.q
 
 
@@ -74,9 +77,8 @@ class Normal(Domain):
     q: float | None = None
     """The value is a multiple of it."""
 
-    def sample(self, rng: random.Random | None = None) -> float:
-        """Return a number. Not collective."""
-        value = (rng or _RNG).gauss(self.mean, self.sd)
+    def _draw(self, rng: random.Random) -> float:
+        value = rng.gauss(self.mean, self.sd)
         return value if self.q is None else float(round(value / self.q) * self.q)
 
 
@@ -86,9 +88,8 @@ class Categorical(Domain):
 
     categories: Sequence[Any]
 
-    def sample(self, rng: random.Random | None = None) -> Any:
-        """Return one of them. Not collective."""
-        return self.categories[(rng or _RNG).randrange(len(self.categories))]
+    def _draw(self, rng: random.Random) -> Any:
+        return self.categories[rng.randrange(len(self.categories))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class Grid(Domain):
 
     values: Sequence[Any]
 
-    def sample(self, rng: random.Random | None = None) -> Any:
+    def _draw(self, rng: random.Random) -> Any:
         """Refuse: a grid is not drawn from."""
         raise AssertionError("a grid has combinations")
 
@@ -113,7 +114,7 @@ class Function(Domain):
         """Find out how it is called."""
         object.__setattr__(self, "takes_config", _takes_config(self.func))
 
-    def sample(self, rng: random.Random | None = None) -> Any:
+    def _draw(self, rng: random.Random) -> Any:
         """Refuse: it is called with the other values."""
         raise AssertionError("a function is called")
 
@@ -128,12 +129,20 @@ def quniform(lower: float, upper: float, q: float) -> Float:
     return _multiples("quniform", lower, upper, q)
 
 
-def loguniform(lower: float, upper: float) -> Float:
-    """Return the domain of the numbers whose logarithm is uniform. Not collective."""
+def loguniform(lower: float, upper: float, base: object = None) -> Float:
+    """Return the domain of the numbers whose logarithm is uniform. Not collective.
+
+    Parameters
+    ----------
+    lower, upper
+        The bounds.
+    base
+        Ray Tune's argument, without effect in either: to any base the logarithm is uniform.
+    """
     return _float("loguniform", lower, upper, log=True)
 
 
-def qloguniform(lower: float, upper: float, q: float) -> Float:
+def qloguniform(lower: float, upper: float, q: float, base: object = None) -> Float:
     """Return the multiples of `q` in `loguniform`. Not collective."""
     return _multiples("qloguniform", lower, upper, q, log=True)
 
@@ -151,12 +160,12 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
     return _integer("qrandint", lower, upper, q)
 
 
-def lograndint(lower: int, upper: int) -> Integer:
+def lograndint(lower: int, upper: int, base: object = None) -> Integer:
     """Return the whole numbers up to ``upper - 1``, their logarithm uniform. Not collective."""
     return _integer("lograndint", lower, upper, log=True)
 
 
-def qlograndint(lower: int, upper: int, q: int) -> Integer:
+def qlograndint(lower: int, upper: int, q: int, base: object = None) -> Integer:
     """Return the multiples of `q` in `lograndint`; see `qrandint`. Not collective."""
     return _integer("qlograndint", lower, upper, q, log=True)
 
@@ -219,7 +228,7 @@ def _integer(name: str, lower: int, upper: int, q: int = 1, *, log: bool = False
     return Integer(lower=lower, upper=upper, log=log, q=q)
 
 
-def _draw(rng: random.Random, lower: float, upper: float, *, log: bool) -> float:
+def _draw_between(rng: random.Random, lower: float, upper: float, *, log: bool) -> float:
     if not log:
         return rng.uniform(lower, upper)
     value = math.exp(rng.uniform(math.log(lower), math.log(upper)))

@@ -10,13 +10,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checks import given_or_default
+from hpctrain.checks import given_or_default, shown
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.begin import rename_aside
 from hpctrain.launch.code_record import keep_code, record_code
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
+from hpctrain.ray_names import INSTEAD_OF_FIELDS
 from hpctrain.rundir.files import remove_unfinished
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
@@ -182,8 +183,22 @@ class Tuner:
         return make_grid(self._restored, record.trials, metric=config.metric, mode=config.mode)
 
     @classmethod
-    def can_restore(cls, path: str | PathLike[str]) -> bool:
-        """Return whether there is a sweep. Not collective."""
+    def can_restore(cls, path: str | PathLike[str], storage_filesystem: object = None) -> bool:
+        """Return whether there is a sweep. Not collective.
+
+        Parameters
+        ----------
+        path
+            Directory of the sweep.
+        storage_filesystem
+            Ray Tune's argument: None.
+
+        Raises
+        ------
+        ConfigError
+            If there is a `storage_filesystem`.
+        """
+        _refuse_filesystem(storage_filesystem)
         paths = SweepPaths(root=Path(path))
         return paths.tuner.is_file() and has_sweep(paths)
 
@@ -192,11 +207,11 @@ class Tuner:
         cls,
         path: str | PathLike[str],
         trainable: Trainable,
-        *,
+        resume_unfinished: bool = True,
         resume_errored: bool = False,
         restart_errored: bool = False,
-        resume_unfinished: bool = True,
         param_space: Mapping[str, Any] | None = None,
+        storage_filesystem: object = None,
     ) -> Tuner:
         """Return a tuner whose ``fit()`` goes on with a sweep. Not collective.
 
@@ -210,15 +225,17 @@ class Tuner:
             Directory of the sweep.
         trainable
             The function or trainer, as before.
+        resume_unfinished
+            Ray Tune's argument: they always are.
         resume_errored
             Whether trials that failed resume from their newest checkpoint.
         restart_errored
             Whether they begin anew.
-        resume_unfinished
-            Ray Tune's argument: they always are.
         param_space
             Ray Tune's argument: not needed, since the search space is stored. It has to be as it
             was.
+        storage_filesystem
+            Ray Tune's argument: None, since `path` is a directory.
 
         Raises
         ------
@@ -226,6 +243,7 @@ class Tuner:
             If there is no sweep, others could have written its pickle, the search space is
             another one, or trials are not to be resumed.
         """
+        _refuse_filesystem(storage_filesystem)
         paths = SweepPaths(root=Path(path).absolute())
         record = read_record(paths)
         check_run_directory(paths.root)
@@ -306,3 +324,11 @@ class Tuner:
     def _show(self, line: str) -> None:
         if self._run_config.verbose:
             log(line, to=sys.stdout)
+
+
+def _refuse_filesystem(given: object) -> None:
+    if given is not None:
+        raise ConfigError(
+            f"storage_filesystem={shown(given)}: "
+            f"{INSTEAD_OF_FIELDS['RunConfig']['storage_filesystem']}"
+        )

@@ -116,6 +116,12 @@ def test_a_wrong_setting_is_refused() -> None:
         OptunaSearch().set_search_properties(None, None, {})
     with pytest.raises(ConfigError, match="leave seed out"):
         OptunaSearch(sampler=object(), seed=1)
+    with pytest.raises(ConfigError, match="optimizes one metric"):
+        OptunaSearch(metric=["a", "b"], mode=["min", "max"]).set_search_properties(  # type: ignore[arg-type]
+            None, None, {}
+        )
+    with pytest.raises(ConfigError, match="Give a storage too"):
+        OptunaSearch({}, "a", "min", [], None, "study")
     with pytest.raises(ConfigError, match="a dict of Optuna's distributions"):
         OptunaSearch([1])  # type: ignore[arg-type]
 

@@ -86,8 +86,6 @@ def test_a_study_that_is_another_one_is_refused(tmp_path: Path) -> None:
         make(storage=f"sqlite:///{tmp_path}/no/such/directory/study.db")
     with pytest.raises(ConfigError, match="Give a storage too"):
         OptunaSearch(study_name="mine")
-    with pytest.raises(ConfigError, match="weighs several objectives"):
-        OptunaSearch(metric=["loss", "time"])  # type: ignore[arg-type]
 
 
 def test_points_whose_value_is_known_are_learned_from_and_not_run() -> None:

@@ -18,6 +18,7 @@ from hpctrain.tune.schedulers import (
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
+    TrialScheduler,
 )
 from hpctrain.tune.schedulers.asha import percentile
 
@@ -118,6 +119,8 @@ def test_metrics_may_be_nested() -> None:
         (lambda: MedianStoppingRule(grace_period=-1), "A number above 0"),
         (lambda: MedianStoppingRule(min_samples_required=0), "must be 1 or more"),
         (lambda: ASHAScheduler().set_search_properties(None, "min"), "needs a metric and a mode"),
+        (lambda: MedianStoppingRule(hard_stop=False), "none is paused for others"),
+        (lambda: MedianStoppingRule(min_time_slice=-1), "A number above 0"),
         (
             lambda: ASHAScheduler(metric="a", mode="min").set_search_properties("b", "min"),
             "Leave one of them out",
@@ -129,6 +132,37 @@ def test_a_wrong_setting_is_refused_with_what_is_needed(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ASHAScheduler("epoch", "loss", "min", 9, 1, 3, 1, True),
+        lambda: HyperBandScheduler("epoch", "loss", "min", 9, 3, True),
+        lambda: MedianStoppingRule("epoch", "loss", "min", 1.0, 3, 5, True),
+        lambda: PopulationBasedTraining(
+            *("epoch", "loss", "min", 4, 0.0, {"lr": [1, 2]}, 0.25, 0.25, (1.2, 0.8), None),
+            *(True, False, False),
+        ),
+    ],
+    ids=["asha", "hyperband", "median", "pbt"],
+)
+def test_arguments_have_the_order_of_ray_tune(make: Callable[[], TrialScheduler]) -> None:
+    scheduler = make()
+    assert (scheduler.time_attr, scheduler.metric, scheduler.mode) == ("epoch", "loss", "min")
+
+
+def test_a_report_that_pbt_cannot_compare_is_refused_where_that_is_asked_for() -> None:
+    def make(**requires: bool) -> PopulationBasedTraining:
+        rule = PopulationBasedTraining(
+            metric="loss", mode="min", hyperparam_mutations={"lr": [1, 2]}, **requires
+        )
+        rule.on_trial_add("a")
+        return rule
+
+    assert make().on_result("a", {"time_total_s": 1.0}) == "CONTINUE"
+    with pytest.raises(ConfigError, match=r"a made a report without 'loss' or 'time_total_s'"):
+        make(require_attrs=True).on_result("a", {"time_total_s": 1.0})
 
 
 def test_without_a_scheduler_no_metric_is_needed() -> None:

@@ -422,6 +422,17 @@ def test_a_directory_that_is_no_sweep_is_not_restored(tmp_path: Path) -> None:
             tune.Tuner.restore(path, noop)
 
 
+def test_restore_takes_the_arguments_of_ray_tune_in_their_order(tmp_path: Path) -> None:
+    tune.Tuner(noop, param_space={}, run_config=quiet(tmp_path)).fit()
+    assert tune.Tuner.restore(tmp_path / "sweep", noop, True, True, False, None, None)
+    for call in (
+        lambda: tune.Tuner.restore(tmp_path / "sweep", noop, storage_filesystem=object()),
+        lambda: tune.Tuner.can_restore(tmp_path / "sweep", object()),
+    ):
+        with pytest.raises(ConfigError, match="a directory that all nodes see"):
+            call()
+
+
 def test_parameters_and_resources_of_a_function_reach_its_trials(tmp_path: Path) -> None:
     def train(config: dict[str, Any], data: list[int]) -> None:
         hpctrain.report({"sum": sum(data), "threads": int(os.environ["OMP_NUM_THREADS"])})

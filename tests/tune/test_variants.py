@@ -336,6 +336,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_domain_may_be_drawn_from_by_hand() -> None:
     for domain in (tune.uniform(0, 1), tune.qrandint(0, 4, 2), tune.choice([0, 1]), tune.randn()):
         assert -99 < domain.sample() < 99
+        assert len(domain.sample(size=3)) == 3
+
+
+def test_the_base_of_a_logarithm_makes_no_difference() -> None:
+    assert tune.loguniform(1e-4, 1e-1, base=10) == tune.loguniform(1e-4, 1e-1)
+    assert tune.qloguniform(1, 8, 1, base=2) == tune.qloguniform(1, 8, 1)
+    assert tune.lograndint(1, 8, base=2) == tune.lograndint(1, 8)
+    assert tune.qlograndint(1, 8, 1, base=2) == tune.qlograndint(1, 8, 1)
 
 
 @pytest.mark.parametrize(

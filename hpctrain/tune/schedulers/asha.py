@@ -44,7 +44,6 @@ class AsyncHyperBandScheduler(TrialScheduler):
 
     def __init__(
         self,
-        *,
         time_attr: str = "training_iteration",
         metric: str | None = None,
         mode: str | None = None,
@@ -53,6 +52,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         reduction_factor: float = 4,
         brackets: int = 1,
         stop_last_trials: bool = True,
+        *,
         seed: int = 0,
     ) -> None:
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)

@@ -42,7 +42,6 @@ class HyperBandScheduler(TrialScheduler):
 
     def __init__(
         self,
-        *,
         time_attr: str = "training_iteration",
         metric: str | None = None,
         mode: str | None = None,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.checks import plain_number
+from hpctrain.errors import ConfigError
 from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, positive, whole
 
 
@@ -25,26 +26,39 @@ class MedianStoppingRule(TrialScheduler):
         No trial is stopped before it, and averages begin there.
     min_samples_required
         How many other trials it takes.
+    min_time_slice
+        Ray Tune's argument: how long a trial runs before it yields its slot as long as it cannot
+        be compared. It never yields it here.
+    hard_stop
+        Ray Tune's argument: trials are stopped, and none is only paused.
 
     Raises
     ------
     ConfigError
-        If a number is out of range.
+        If a number is out of range, or `hard_stop` is false.
     """
 
     def __init__(
         self,
-        *,
         time_attr: str = "time_total_s",
         metric: str | None = None,
         mode: str | None = None,
         grace_period: float = 60.0,
         min_samples_required: int = 3,
+        min_time_slice: float = 0,
+        hard_stop: bool = True,
     ) -> None:
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)
         name = type(self).__name__
         if grace_period != 0:
             grace_period = positive(f"{name}(grace_period=...)", grace_period)
+        if min_time_slice != 0:
+            positive(f"{name}(min_time_slice=...)", min_time_slice)
+        if not hard_stop:
+            raise ConfigError(
+                f"{name}(hard_stop=False): a trial that is worse than the median is stopped, and "
+                f"none is paused for others. Leave hard_stop out."
+            )
         self._grace_period = plain_number(grace_period)
         required = f"{name}(min_samples_required=...)"
         self._min_samples = whole(required, min_samples_required, at_least=1)

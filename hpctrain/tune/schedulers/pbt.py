@@ -62,6 +62,11 @@ class PopulationBasedTraining(TrialScheduler):
         One of which a number is multiplied by.
     custom_explore_fn
         Called with the configuration that was made, and returns the one to use.
+    log_config
+        Ray Tune's argument: ``tune.jsonl`` has each change of a configuration in any case.
+    require_attrs
+        Whether a report without the metric, or without the time, is an error; otherwise it is
+        passed over. The first one of each trial needs both in any case.
     synch
         Whether trials wait until all have come to their interval.
     seed
@@ -76,7 +81,6 @@ class PopulationBasedTraining(TrialScheduler):
 
     def __init__(
         self,
-        *,
         time_attr: str = "time_total_s",
         metric: str | None = None,
         mode: str | None = None,
@@ -87,7 +91,10 @@ class PopulationBasedTraining(TrialScheduler):
         resample_probability: float = 0.25,
         perturbation_factors: Sequence[float] = (1.2, 0.8),
         custom_explore_fn: Callable[[dict[str, Any]], Any] | None = None,
+        log_config: bool = True,
+        require_attrs: bool = False,
         synch: bool = False,
+        *,
         seed: int = 0,
     ) -> None:
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)
@@ -113,6 +120,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._mutations = dict(hyperparam_mutations or {})
         self._custom = custom_explore_fn
         self._synch = bool(synch)
+        self._requires = bool(require_attrs)
         self._members: dict[str, _Member] = {}
         self._exploits: list[Exploit] = []
         self._population: Population | None = None
@@ -139,6 +147,7 @@ class PopulationBasedTraining(TrialScheduler):
         """Return whether a trial goes on, or yields its slot. Not collective."""
         found = self._score(metrics)
         if found is None:
+            self._refuse(trial_id, metrics)
             return self.CONTINUE
         when, value = found
         member = self._members[trial_id]
@@ -160,6 +169,15 @@ class PopulationBasedTraining(TrialScheduler):
         if is_exploiting or self._known.has_waiting(besides=trial_id):
             return self.PAUSE
         return self.CONTINUE
+
+    def _refuse(self, trial_id: str, metrics: Mapping[str, Any]) -> None:
+        """Refuse a report that a trial cannot be compared by, if that is asked for."""
+        if self._requires and not self.is_replaying:
+            raise ConfigError(
+                f"{trial_id} made a report without {self.metric!r} or {self.time_attr!r}, the "
+                f"numbers that it is compared by: it has {', '.join(map(str, metrics))}. Report "
+                f"them, or pass such reports over: {_NAME}(require_attrs=False)."
+            )
 
     def on_remove(self, trial_id: str) -> None:
         """Note that a trial has ended; the others do not wait for it. Not collective."""

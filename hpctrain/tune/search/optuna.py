@@ -82,12 +82,6 @@ class OptunaSearch(Searcher):
         *,
         pruner: Any = None,
     ) -> None:
-        for name, value in (("metric", metric), ("mode", mode)):
-            if value is not None and not isinstance(value, str):
-                raise ConfigError(
-                    f"OptunaSearch({name}={shown(value)}): one is needed. Report a metric that "
-                    f"weighs several objectives."
-                )
         super().__init__(metric, mode)
         import_optuna()
         if space is not None and not callable(space) and not isinstance(space, Mapping):

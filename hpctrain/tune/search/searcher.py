@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.metric import set_metric
 
@@ -54,6 +55,11 @@ class Searcher:
             If metric and mode are missing, or given twice.
         """
         set_metric(self, metric, mode)
+        if isinstance(self.metric, (list, tuple)):
+            raise ConfigError(
+                f"{type(self).__name__}(metric={shown(self.metric)}): a sweep optimizes one "
+                f"metric. Name one, or report a number that combines them."
+            )
         if self.metric is None or self.mode not in ("min", "max"):
             raise ConfigError(
                 f"{type(self).__name__} needs a metric and a mode, 'min' or 'max': "
