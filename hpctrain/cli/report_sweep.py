@@ -81,7 +81,7 @@ def render(sweep: SweepFacts, target: Path, *, width: int | None) -> str:
     from hpctrain.run_report.sweep_sections import count_states
     from hpctrain.rundir.display import format_metrics
 
-    reason = f"; {sweep.reason}" if sweep.reason else ""
+    reason = f"; {sweep.reason.splitlines()[0]}" if sweep.reason else ""
     rows = [("trials", f"{len(sweep.trials)}: {count_states(sweep.trials)}")]
     if not sweep.trials:
         rows = [("trials", "none yet")]

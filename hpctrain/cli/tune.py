@@ -137,14 +137,13 @@ def to_json(paths: SweepPaths, record: SweepRecord) -> dict[str, Any]:
     """Return the object that ``--json`` prints. Not collective."""
     from hpctrain.tune.place import find_original, find_state
 
-    reason = None if record.ended is None else record.ended.get("reason")
     state = find_state(paths, record)
     jobs = find_jobs(paths, record)
     return {
         "name": paths.root.name,
         "path": str(paths.root),
         "state": state,
-        "reason": reason or None,
+        "reason": record.reason,
         "copy_of": find_original(paths, record),
         "metric": record.started.get("metric"),
         "mode": record.started.get("mode"),
@@ -226,7 +225,7 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
     line = f"{found['name']}: {found['state']}, {len(states)} trials"
     line += f" ({counts})" if counts else ""
     if found["reason"]:
-        line += f"; {found['reason']}"
+        line += f"; {found['reason'].splitlines()[0]}"
     if found["copy_of"]:
         line += f"; a copy of {found['copy_of']}"
     line = _wrap(line, width, indent=2)

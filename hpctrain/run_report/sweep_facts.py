@@ -143,12 +143,11 @@ def read_sweep_facts(paths: SweepPaths) -> SweepFacts:
         shown = shown or _first_number(found)
         # Of all its reports the metric alone is kept.
         trials.append(_facts(trial, found, shown, spans.get(name, ())))
-    reason = None if record.ended is None else record.ended.get("reason")
     return SweepFacts(
         name=paths.root.name,
         path=str(paths.root),
         state=find_state(paths, record),
-        reason=reason or None,
+        reason=record.reason,
         metric=shown,
         mode=_mode(record),
         is_metric_chosen=bool(metric),

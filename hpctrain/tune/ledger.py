@@ -149,6 +149,8 @@ class SweepRecord:
     """By name, in the order in which they were made."""
     ended: Mapping[str, Any] | None = None
     """The event of the end; None if the sweep goes on, or its tuner died."""
+    reason: str | None = None
+    """Why it ended early, or the error that it was interrupted by."""
     path: str = ""
     """Directory of the sweep when it was last begun or restored; empty if that is not known."""
     job_id: str | None = None
@@ -205,6 +207,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
     trials: dict[str, Trial] = {}
     in_pickles, path, job_id = set(), "", None
     earlier_s = last_s = since = 0.0
+    reason = None
     for event in events:
         kind, trial = event["event"], trials.get(event.get("trial", ""))
         if started is None:
@@ -220,9 +223,12 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
             job_id = event.get("job_id")
         elif kind == "sweep-restored":
             ended, path = None, event.get("path", path)
+            reason = None
             job_id = event.get("job_id")
         elif kind == "sweep-ended":
-            ended = event
+            ended, reason = event, event.get("reason")
+        elif kind == "sweep-interrupted":
+            reason = event.get("reason")
         elif kind == "trial-added" and trial is None:
             trials[event["trial"]] = Trial(trial_id=event["trial"], config=event["config"])
             if not event.get("config_is_exact", True):
@@ -252,6 +258,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
         started=started,
         trials=trials,
         ended=ended,
+        reason=reason or None,
         path=path,
         job_id=job_id,
         earlier_s=earlier_s,

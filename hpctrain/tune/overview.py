@@ -108,7 +108,7 @@ def read_overview(root: Path) -> SweepOverview:
     return SweepOverview(
         path=paths.root,
         state=state,
-        reason=ended.get("reason") or None,
+        reason=record.reason,
         copy_of=original,
         began_at=record.started["time"],
         ended_at=ended.get("time"),

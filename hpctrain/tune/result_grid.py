@@ -137,12 +137,22 @@ class ResultGrid:
                 continue
             scores.append((_sortable(score, mode), index))
         if not scores:
-            known = {name for result in self for name in all_names(result.metrics)}
             raise ConfigError(
                 f"no trial in {self.experiment_path} has a value of {metric!r} to compare. "
-                + (self._explain_silence() or explain_unknown(metric, known))
+                + (self._explain_silence() or self._explain_values(metric))
             )
         return self[min(scores)[1]]
+
+    def _explain_values(self, metric: str) -> str:
+        """Return why no trial has a value of a metric to compare."""
+        if any(has_metric(result.metrics, metric) for result in self):
+            return (
+                "What was reported is NaN, infinite or no number: look at get_dataframe(). "
+                "get_best_result(filter_nan_and_inf=False) leaves no trial with a number out."
+            )
+        return explain_unknown(
+            metric, {name for result in self for name in all_names(result.metrics)}
+        )
 
     def _explain_silence(self) -> str:
         """Return which trials have finished without a report; empty if there are none."""
@@ -236,11 +246,15 @@ class ResultGrid:
                 if (score := find_number(report, metric)) is not None and math.isfinite(score)
             ]
             index = min(scored)[1] if scored else -1
-        return {
+        fixed = {
             "trial_id": trial.trial_id,
             "state": trial.state.value,
             "training_iteration": index + 1,
-            **dict(flatten(reports[index] if index >= 0 else {})),
+        }
+        found = flatten(reports[index] if index >= 0 else {})
+        return {
+            **fixed,
+            **{f"metrics/{name}" if name in fixed else name: value for name, value in found},
             **{f"config/{name}": value for name, value in flatten(trial.config)},
         }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, SupersededError
 from hpctrain.log import log
+from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.person_stops import PersonStops
 from hpctrain.tune.sweep import Sweep
@@ -14,8 +15,10 @@ from hpctrain.uncaught import show_as
 
 
 @contextmanager
-def errors_of_sweep(person: PersonStops, how_to_go_on: str) -> Iterator[None]:
-    """Add the next step to an error that ends a sweep. Not collective.
+def errors_of_sweep(
+    paths: SweepPaths, sweep: Sweep, person: PersonStops, how_to_go_on: str
+) -> Iterator[None]:
+    """Add the next step to an error that ends a sweep, and write down why. Not collective.
 
     Parameters
     ----------
@@ -29,16 +32,20 @@ def errors_of_sweep(person: PersonStops, how_to_go_on: str) -> Iterator[None]:
     except SupersededError:
         raise
     except RunStoppedError as error:
+        _note_interrupt(paths, sweep.reason)
         where = "" if person.why() else "In another job "
         raise RunStoppedError(f"{error} {where}{how_to_go_on}.") from error
     except ConfigError as error:
+        _note_interrupt(paths, str(error))
         raise ConfigError(
             f"{error} The trials were stopped. Begin again under another name, or with "
             f"RunConfig(existing='restart')."
         ) from error
-    except (HpctrainError, OSError):
+    except (HpctrainError, OSError) as error:
+        _note_interrupt(paths, str(error))
         raise
-    except Exception:
+    except Exception as error:
+        _note_interrupt(paths, f"{type(error).__name__}: {error}")
         # Of a scheduler, a search algorithm or a stop criterion of the user's.
         log(f"the sweep stopped because of an error; {how_to_go_on}")
         raise
@@ -60,3 +67,10 @@ def interrupts_of_sweep(sweep: Sweep, runner: LocalRunner, how_to_go_on: str) ->
         log(f"interrupted; {how_to_go_on}{left}", new_line=True)
         show_as(error, "")
         raise
+
+
+def _note_interrupt(paths: SweepPaths, reason: str) -> None:
+    """Write down why a sweep has not come to its end, for those who look at it later."""
+    # The error itself is raised, also where it is that nothing can be written.
+    with suppress(OSError):
+        SweepLedger(paths=paths).append("sweep-interrupted", reason=reason)

@@ -234,6 +234,11 @@ def _with_changes(
     names = [name for name in arguments.signature.parameters if name not in ("self", "run_config")]
     changes: dict[str, Any] = {"run_config": run_config}
     for name, value in config.items():
+        if name == "run_config":
+            raise ConfigError(
+                "param_space has the key 'run_config', and all trials have that of the sweep. Give "
+                "it there: Tuner(trainer, param_space=..., run_config=...)."
+            )
         if name not in names:
             inside = did_you_mean(name, names) or (
                 "Parameters of the training function go inside: param_space="

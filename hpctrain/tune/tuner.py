@@ -158,7 +158,7 @@ class Tuner:
                     self._begin(plan)
                 else:
                     self._go_on(paths, record, sweep, person, spent_s)
-                with errors_of_sweep(person, how_to_go_on):
+                with errors_of_sweep(paths, sweep, person, how_to_go_on):
                     sweep.run()
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
             self._show(describe_sweep(sweep.trials.values(), paths, reason=sweep.reason))

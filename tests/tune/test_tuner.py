@@ -26,10 +26,12 @@ from hpctrain import (
     WorkerError,
     tune,
 )
+from hpctrain.cli.tune import to_json
 from hpctrain.errors import DamagedFileError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.overview import read_overview
 from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.trainable import make_trial_trainer
@@ -307,6 +309,12 @@ def noop(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda **o: tune.Tuner(
+                DataParallelTrainer(noop), param_space={"run_config": RunConfig(name="x")}, **o
+            ),
+            "all trials have that of the sweep",
+        ),
         (lambda **o: tune.Tuner(3, **o), "a function of a config, or a trainer"),
         (lambda **o: tune.Tuner(noop, param_space=[1], **o), "A dict is needed"),
         (lambda **o: tune.Tuner(noop, param_space={"a": tune.grid_search([])}, **o), "no values"),
@@ -420,6 +428,48 @@ def test_a_directory_that_is_no_sweep_is_not_restored(tmp_path: Path) -> None:
         assert not tune.Tuner.can_restore(path)
         with pytest.raises(ConfigError, match="it is not a sweep"):
             tune.Tuner.restore(path, noop)
+
+
+def test_values_that_cannot_be_compared_are_said_to_be_none(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        hpctrain.report({"loss": float("nan"), "trial_id": "mine", "state": "own"})
+
+    grid = tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=quiet(tmp_path),
+    ).fit()
+    with pytest.raises(ConfigError, match=r"'loss' to compare. What was reported is NaN"):
+        grid.get_best_result()
+    frame = grid.get_dataframe()
+    assert frame["trial_id"].tolist() == ["trial_00000", "trial_00001"]
+    assert frame["state"].tolist() == 2 * ["TERMINATED"]
+    assert frame["metrics/trial_id"].tolist() == 2 * ["mine"]
+
+
+def test_more_memory_than_there_is_is_said_before_the_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    needy = tune.with_resources(noop, {"memory": 2**50})
+    assert tune.Tuner(needy, run_config=quiet(tmp_path)).fit().num_errors == 0
+    assert "a trial needs 1.05e+06 GiB of memory, and this machine has" in capfd.readouterr().err
+
+
+def test_a_sweep_that_an_error_ends_keeps_its_reason(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        hpctrain.report({"accuracy": 1.0})
+
+    config = tune.TuneConfig(metric="loss", mode="min")
+    with pytest.raises(ConfigError, match="reported no 'loss'"):
+        tune.Tuner(train, tune_config=config, run_config=quiet(tmp_path)).fit()
+    paths = SweepPaths(root=tmp_path / "sweep")
+    found = to_json(paths, read_record(paths))
+    assert found["state"] == "interrupted"
+    assert found["reason"].startswith("trial_00000 reported no 'loss'")
+    assert read_overview(paths.root).reason == found["reason"]
+    SweepLedger(paths=paths).append("sweep-restored")
+    assert read_record(paths).reason is None
 
 
 def test_restore_takes_the_arguments_of_ray_tune_in_their_order(tmp_path: Path) -> None:
