@@ -37,10 +37,18 @@ LONG = "validation/" + "a-long-name-without-an-end" * 6
 DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 DRAW_ALL = f"dispatchEvent(new Event('beforeprint')); {DRAWN}"
 FITS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-VIOLATIONS = """axe.run(EXCLUDED).then(result => ({
-  passes: result.passes.length,
-  found: result.violations.map(one => [one.id, one.nodes[0].html, one.nodes[0].failureSummary]),
-}))"""
+# Without the rows of a long table: even if axe is to leave them out, it first looks at all of them.
+VIOLATIONS = """(async () => {
+  const rows = [...document.querySelectorAll(".tall tbody")];
+  const contents = rows.map(one => [...one.children]);
+  rows.forEach(one => LEAVE_OUT && one.replaceChildren());
+  const result = await axe.run(LEAVE_OUT ? {exclude: [".tall"]} : document);
+  rows.forEach((one, n) => one.replaceChildren(...contents[n]));
+  return {
+    passes: result.passes.length,
+    found: result.violations.map(one => [one.id, one.nodes[0].html, one.nodes[0].failureSummary]),
+  };
+})()"""
 # Which figures have a canvas with something in the colour of a curve.
 CURVES = """[...document.querySelectorAll(".chart")].map(figure => {
   const canvas = figure.querySelector("canvas");
@@ -170,8 +178,7 @@ def test_it_fits_draws_and_is_accessible(
     for details in ("", "document.querySelectorAll('details').forEach(one => one.open = true)"):
         browser.evaluate(details)
         # With all 1,000 rows of the table it takes a minute.
-        excluded = {"exclude": [".tall"]} if name == "many" else {}
-        result = browser.evaluate(VIOLATIONS.replace("EXCLUDED", json.dumps(excluded)))
+        result = browser.evaluate(VIOLATIONS.replace("LEAVE_OUT", json.dumps(name == "many")))
         assert result["found"] == []
         assert result["passes"] > 20
         assert browser.evaluate(FITS) == 0
@@ -187,7 +194,8 @@ def test_the_check_itself_finds_what_is_wrong(browser: Any, tmp_path: Path) -> N
     )
     browser.show(page, width=400)
     browser.evaluate(AXE.read_text(encoding="utf-8"))
-    found = {rule for rule, *_ in browser.evaluate(VIOLATIONS.replace("EXCLUDED", ""))["found"]}
+    result = browser.evaluate(VIOLATIONS.replace("LEAVE_OUT", "false"))
+    found = {rule for rule, *_ in result["found"]}
     assert {"color-contrast", "image-alt"} <= found
     assert browser.evaluate(FITS) > 0
     assert len(browser.complaints) >= 2
