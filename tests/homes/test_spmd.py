@@ -299,7 +299,7 @@ def run_on_two_nodes(
     argv = ["srun", "--mpi=pmi2", "-N2", "--ntasks-per-node=2"]
     return subprocess.run(
         [*argv, sys.executable, str(script), str(tmp_path), str(dies)],
-        env={**os.environ, **cluster.environ},
+        env={**os.environ, **cluster.environ, "PYTHONFAULTHANDLER": "1"},
         capture_output=True,
         text=True,
         timeout=120,
