@@ -126,7 +126,7 @@ def test_a_model_of_another_run_that_leaves_nothing_to_do_is_validated(
     tmp_path: Path, library: str
 ) -> None:
     own_loop = {"label_column": "target", "params": PARAMS[library], "num_boost_round": ROUNDS}
-    first = fit(library, tmp_path / "first", **own_loop)
+    first = fit(library, tmp_path / "first", validation_config=None, **own_loop)
     assert first.checkpoint is not None
     second = fit(library, tmp_path / "second", resume_from_checkpoint=first.checkpoint, **own_loop)
     assert found(second) == [ROUNDS]
