@@ -24,10 +24,11 @@ import time
 from collections.abc import Iterator
 
 from hpctrain import environ
-from hpctrain.worker.forked import ForkedRank, show_command
+from hpctrain.worker.forked import ForkedRank, keep_program, show_command
 from hpctrain.worker.forking import ForkServer, refuse_all, resident_bytes, tell
 from hpctrain.worker.preload import (
     PreloadError,
+    load_mpi,
     origins,
     package_places,
     preload,
@@ -35,6 +36,8 @@ from hpctrain.worker.preload import (
 )
 
 _MOST_PRINTED_BYTES = 2**16
+# What ranks run, as a rule.
+_PROGRAM = "hpctrain.worker.main"
 
 
 def serve(
@@ -60,6 +63,8 @@ def serve(
     try:
         with _ending_with(owner):
             preload(asked.get("modules", ()), own_places=asked.get("own_places", ()))
+            load_mpi()
+            keep_program(_PROGRAM)
     except PreloadError as error:
         tell(owner, unusable=str(error))
         refuse_all(listener, str(error), num_clients=num_clients)

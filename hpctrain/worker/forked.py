@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from hpctrain import environ
@@ -26,6 +27,7 @@ _MOST_NAMED = 4
 # man 5 proc, /proc/PID/stat: arg_start and arg_end, counted from the third field.
 _ARG_START = 48 - 3
 _PMI_DESCRIPTOR = "PMI_FD"
+_programs: dict[str, tuple[ModuleSpec, CodeType]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +62,9 @@ class ForkedRank:
         output: Any = sys.stdout
         output.reconfigure(line_buffering=os.isatty(1) and not output.write_through)
         name = argv[2]
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None or spec.loader is None:
-            raise ImportError(f"{sys.executable} finds no module {name}.")
+        spec, code = _programs.get(name) or _find_program(name)
         sys.orig_argv[:] = argv
-        sys.argv[:] = [spec.origin, *argv[3:]]
+        sys.argv[:] = [str(spec.origin), *argv[3:]]
         main: Any = ModuleType("__main__")
         main.__spec__, main.__loader__ = spec, spec.loader
         main.__file__, main.__cached__ = spec.origin, spec.cached
@@ -76,7 +76,6 @@ class ForkedRank:
                 hook()
         # As an interpreter that begins with it.
         sys.modules.pop(name, None)
-        code = spec.loader.get_code(name)  # type: ignore[attr-defined]
         exec(code, vars(main))
 
     def _set_environment(self) -> None:
@@ -94,6 +93,22 @@ class ForkedRank:
             values[_PMI_DESCRIPTOR] = str(self.pmi)
             os.set_inheritable(self.pmi, True)
         environ.replace_environment(values)
+
+
+def keep_program(name: str) -> None:
+    """Keep the code of a module for the ranks that run it, if this process has imported it.
+
+    Not collective. Otherwise each would read the file.
+    """
+    if name in sys.modules:
+        _programs[name] = _find_program(name)
+
+
+def _find_program(name: str) -> tuple[ModuleSpec, CodeType]:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or spec.loader is None:
+        raise ImportError(f"{sys.executable} finds no module {name}.")
+    return spec, spec.loader.get_code(name)  # type: ignore[attr-defined]
 
 
 def rank_command(launched: Launched) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.errors import LaunchError
 from hpctrain.log import drain_output
 from hpctrain.own_time import OwnTime
+from hpctrain.worker import own_mpich
 from hpctrain.worker.pmi import short_values
 
 if TYPE_CHECKING:
@@ -40,6 +41,22 @@ def keep_uninitialized() -> None:
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
 
+def load_before_fork() -> None:
+    """Load the MPI library where forks of this process may share that; start nothing.
+
+    Not collective. Where it cannot be loaded, ranks say so.
+    """
+    if not own_mpich.is_own_mpich():
+        return
+    keep_uninitialized()
+    with own_mpich.keeping_signal_actions():
+        try:
+            from mpi4py import MPI  # noqa: F401
+        except (ImportError, RuntimeError):
+            return
+        own_mpich.load_transports()
+
+
 def initialize() -> Comm:
     """Initialise MPI and return a duplicate of the world, for hpctrain's own use. Collective.
 
@@ -59,6 +76,7 @@ def initialize() -> Comm:
             f"mpi4py cannot load an MPI library: {error}. Load the site's MPI (module load ...), "
             f"or install the wheel: pip install 'hpctrain[local]'."
         ) from error
+    own_mpich.take_signal_actions()
     if not MPI.Is_initialized():
         _initialize_without_lock()
     return MPI.COMM_WORLD.Dup()

@@ -14,11 +14,10 @@ import os
 import re
 import select
 import socket
-import sys
 import threading
-from pathlib import Path
 
 from hpctrain import environ
+from hpctrain.worker.own_mpich import is_own_mpich
 
 _OFFERED = re.compile(rb"vallen_max=\d+")
 _TAKEN = b"vallen_max=512"
@@ -32,11 +31,7 @@ def short_values() -> contextlib.AbstractContextManager[object]:
     library, or another way to start ranks, nothing is done.
     """
     descriptor = environ.variable("PMI_FD")
-    library = Path(sys.prefix) / "lib" / "libmpi.so.12"
-    chosen = any(environ.variable(name) for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"))
-    if descriptor is None or environ.variable("SLURM_STEP_ID") is None:
-        return contextlib.nullcontext()
-    if chosen or not (library.exists() and (library.parent / "mpich").is_dir()):
+    if descriptor is None or environ.variable("SLURM_STEP_ID") is None or not is_own_mpich():
         return contextlib.nullcontext()
     return _Proxy(int(descriptor))
 

@@ -67,6 +67,24 @@ def preload(names: Sequence[str], *, own_places: Sequence[str]) -> None:
         )
 
 
+def load_mpi() -> None:
+    """Load the MPI library of ranks, last of all, if `preload` has imported ``mpi4py``.
+
+    Not collective. MPI starts in each rank. A library that is not known to allow this is left to
+    the ranks (`hpctrain.worker.own_mpich`).
+
+    Raises
+    ------
+    PreloadError
+        If it starts a thread, or opens a GPU or a network card.
+    """
+    if "mpi4py" in sys.modules:
+        from hpctrain.worker import mpi
+
+        mpi.load_before_fork()
+        _refuse_devices_and_threads("the load of MPI")
+
+
 def take_finalizers() -> list[weakref.finalize[..., object]]:
     """Return what the imports leave to the exit by `weakref.finalize`, and keep it from ranks.
 
@@ -137,6 +155,10 @@ def refuse_state(after: str) -> None:
     # Both start threads too.
     if "mpi4py.MPI" in sys.modules or _MPI.search(Path("/proc/self/maps").read_text()):
         raise PreloadError(f"{after} loads MPI, which each rank loads itself")
+    _refuse_devices_and_threads(after)
+
+
+def _refuse_devices_and_threads(after: str) -> None:
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{descriptor}")

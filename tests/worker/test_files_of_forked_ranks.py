@@ -1,0 +1,154 @@
+"""What a forked rank asks of the filesystem that the environment is on: nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import hpctrain
+from hpctrain import environ
+from hpctrain.execute.fork_server import ForkServers
+from hpctrain.testing.pytest_plugin import is_all_required
+from hpctrain.worker.own_mpich import is_own_mpich
+from tests.waiting import wait_until
+from tests.worker.programs import Program
+
+# Where the interpreter is the system's, its files are on each node.
+PLACES = tuple(
+    os.path.join(os.path.realpath(place), "")
+    for place in (sys.prefix, sys.base_prefix, Path(hpctrain.__file__).parent)
+    if place != "/usr"
+)
+STRACE = ("strace", "-f", "-qq", "-e", "trace=%file", "-e", "signal=none")
+_CALL = re.compile(r'^\d+ +\w+\((?:\w+, )?"([^"]+)"')
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("strace") is None and not is_all_required(),
+        reason="no strace on PATH: apt-get install strace",
+    ),
+]
+
+
+def asked(log: Path) -> list[str]:
+    """Return the paths below the environment, and hpctrain, that a log of strace has."""
+    calls = (_CALL.match(line) for line in log.read_text(errors="replace").splitlines())
+    paths = [call[1] for call in calls if call]
+    assert paths
+    return [path for path in paths if path.startswith(PLACES)]
+
+
+@contextmanager
+def traced(pid: int, log: Path) -> Iterator[None]:
+    """Write down the calls of a process and of those that it forks."""
+    tracer = subprocess.Popen([*STRACE, "-o", str(log), "-p", str(pid)])
+    status, mark = Path(f"/proc/{pid}/status"), f"TracerPid:\t{tracer.pid}\n"
+    try:
+        wait_until(lambda: mark in status.read_text(), process=tracer, timeout_s=30)
+        yield
+    finally:
+        # It lets them go on.
+        tracer.send_signal(signal.SIGTERM)
+        tracer.wait(30)
+
+
+@pytest.fixture
+def variables() -> dict[str, str]:
+    return {**environ.without_launcher_variables(os.environ), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def servers(variables: dict[str, str]) -> Iterator[ForkServers]:
+    modules = ("hpctrain.worker.main", "encodings.idna", "mpi4py")
+    made = ForkServers(modules, own_places=(), environment=variables)
+    yield made
+    made.close()
+
+
+def run_traced(
+    servers: ForkServers, command: list[str], variables: dict[str, str], folder: Path
+) -> tuple[str, list[str]]:
+    """Return what a forked rank prints, and what it has asked for."""
+    argv = servers.command(command, variables)
+
+    def run() -> str:
+        done = subprocess.run(
+            argv,
+            env=variables,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout + done.stderr
+
+    # It waits for what the server imports.
+    run()
+    assert servers.pid is not None
+    with traced(servers.pid, folder / "rank.log"):
+        printed = run()
+    assert servers.take_reasons() == []
+    return printed, asked(folder / "rank.log")
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not is_own_mpich(), reason="the files of other MPI libraries are the ranks'")
+def test_a_rank_starts_mpi_without_a_file_of_the_environment(
+    servers: ForkServers, variables: dict[str, str], tmp_path: Path
+) -> None:
+    source = """
+        import os
+        from hpctrain.worker import mpi
+        comm = mpi.initialize()
+        print(comm.size)
+        mpi.finalize()
+        os._exit(0)
+    """
+    program = Program(tmp_path, variables, source)
+    printed, by_rank = run_traced(servers, program.plain, variables, tmp_path)
+    assert printed == "1\n"
+    assert by_rank == []
+
+
+def test_the_program_of_ranks_is_read_once(
+    servers: ForkServers, variables: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "hpctrain.worker.main", str(tmp_path), "1", "2", "no-such"]
+    printed, by_rank = run_traced(servers, command, variables, tmp_path)
+    assert printed.startswith("hpctrain: ")
+    assert by_rank == []
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not is_own_mpich(), reason="other MPI libraries are loaded in each rank")
+def test_a_rank_handles_signals_as_one_that_has_loaded_mpi_itself(
+    servers: ForkServers, variables: dict[str, str], tmp_path: Path
+) -> None:
+    source = """
+        import os
+        from hpctrain.worker import mpi
+
+        def caught():
+            (line,) = [line for line in open("/proc/self/status") if line.startswith("SigCgt")]
+            return line.split()[1]
+
+        before = caught()
+        mpi.initialize()
+        print(os.getpid(), before, caught(), flush=True)
+        os._exit(0)
+    """
+    program = Program(tmp_path, variables, source)
+    plain = program.run(program.plain)
+    forked = program.run(servers.command(program.plain, variables))
+    (_, *expected), (pid, *found) = plain.stdout.split(), forked.stdout.split()
+    assert int(pid) != forked.args[0]
+    assert found == expected
+    assert expected[0] != expected[1]
