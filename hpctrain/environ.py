@@ -41,6 +41,8 @@ HOSTFILE = "HPCTRAIN_HOSTFILE"
 TOPOLOGY_FILE = "HWLOC_XMLFILE"
 """Names a file that describes the hardware for hwloc. If it is empty, hwloc detects the
 hardware."""
+FORK_CLIENT = "HPCTRAIN_FORK_CLIENT"
+"""Brings the code of `hpctrain.worker.fork_client`, which deletes it, to a launched process."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
 _EXISTING = "HPCTRAIN_EXISTING"
 _DETACH = "HPCTRAIN_DETACH"

@@ -289,6 +289,8 @@ class Executor:
         """Return if the ranks are to be started again, else raise."""
         if isinstance(error, LaunchError) and (reason := self._explain_wrong_pmi()):
             raise LaunchError(f"{error}\n{reason}") from error
+        if isinstance(error, LaunchError) and self._fork_server is not None:
+            self._fork_server.note_failed_start()
         kind = classify_failure(error)
         can_leave_out = self._node_pool.can_leave_out(error)
         is_final = isinstance(error, LaunchError) and not (error.transient or can_leave_out)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.control import local_socket
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.modules import own_places
@@ -136,7 +136,7 @@ class ForkServers(RankForks):
         self._renew(environment)
         if self._server is None:
             return [*command]
-        return client_argv(self._server.name, command, client=client)
+        return client_argv(self._server.name, command, client=client, python=system_python())
 
     def offer(self, environment: Mapping[str, str]) -> str:
         """Return the name of the socket of a server for ranks of others; empty if there is none.

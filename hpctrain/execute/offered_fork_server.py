@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.forking import AWAIT_END, IDLE
 
@@ -45,7 +45,7 @@ class OfferedForkServer(RankForks):
     ) -> list[str]:
         """Return what a launcher is to start. The server compares the environment with its own."""
         self._commands.append(tuple(command))
-        return client_argv(self._name, command, client=client)
+        return client_argv(self._name, command, client=client, python=system_python())
 
     def await_idle(self, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> bool:
         """Wait until no forked rank of this executor is left; return whether that is so.

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain import timeouts
+from hpctrain import environ, timeouts
 from hpctrain.plan.launch_plan import StepLauncher
 
 CLIENT = str(Path(__file__).parents[1] / "worker/fork_client.py")
 """What a launcher starts in a rank's place."""
 IN_SLOT = "slot"
 """In the place of what a server is to import: this one is there, and signals are blocked."""
+_SYSTEM_PYTHON = "/usr/bin/python3"
+_OLDEST_MINOR = 9
+# Where the variable does not come, as with srun --export=NONE, the file is read.
+_RUN_CLIENT = """\
+import os, sys
+code = os.environ.pop({variable!r}, "")
+try:
+    import _signal, _socket, select
+except ImportError:
+    os.execv(sys.argv[5], sys.argv[5:])
+exec(code or open({client!r}).read())
+"""
 
 
 class RankForks(ABC):
@@ -23,6 +38,7 @@ class RankForks(ABC):
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
+        self._trusts_nodes = True
 
     @abstractmethod
     def start(self) -> None:
@@ -59,6 +75,10 @@ class RankForks(ABC):
         """Take why ranks were not forked, as they have sent it."""
         self._reasons += reasons
 
+    def note_failed_start(self) -> None:
+        """Use nothing of other nodes' own from now on: one of them may lack it."""
+        self._trusts_nodes = False
+
     def take_reasons(self) -> list[str]:
         """Return why ranks were not forked, as far as that was not returned before."""
         reasons, self._reasons = self._reasons, []
@@ -74,7 +94,12 @@ class RankForks(ABC):
 
 
 def client_argv(
-    name: str, command: Sequence[str], *, client: str = CLIENT, asked: str = ""
+    name: str,
+    command: Sequence[str],
+    *,
+    client: str = CLIENT,
+    asked: str = "",
+    python: str = "",
 ) -> list[str]:
     """Return the command of a fork client. Not collective.
 
@@ -89,6 +114,34 @@ def client_argv(
     asked
         What the server of a step is to import; empty where the server is there, and `IN_SLOT` in
         the step of a slot.
+    python
+        The nodes' own Python, for the code of `client_variables`; empty is that of the ranks.
     """
     limits = (f"{timeouts.FORK_SERVER_S:g}", f"{timeouts.FORK_CLIENTS_S:g}")
-    return [command[0], "-I", "-S", client, name, *limits, asked, *command]
+    words = [name, *limits, asked, *command]
+    if not python:
+        return [command[0], "-I", "-S", client, *words]
+    code = _RUN_CLIENT.format(variable=environ.FORK_CLIENT, client=client)
+    return [python, "-I", "-S", "-c", code, *words]
+
+
+def client_variables(argv: Sequence[str]) -> dict[str, str]:
+    """Return what a launcher needs in its environment for a command of `client_argv`.
+
+    Not collective. With the nodes' own Python that is the code of the client, so that no process
+    reads it from the shared filesystem.
+    """
+    is_code = [*argv[3:4]] == ["-c"]
+    return {environ.FORK_CLIENT: Path(CLIENT).read_text()} if is_code else {}
+
+
+@functools.cache
+def system_python() -> str:
+    """Return the Python of this machine's operating system; empty if it is too old for the client.
+
+    Not collective. Its files are on the node itself, as a rule: those of an environment are opened
+    by each process anew.
+    """
+    found = re.fullmatch(r"python3\.(\d+)", os.path.basename(os.path.realpath(_SYSTEM_PYTHON)))
+    is_new = found is not None and int(found[1]) >= _OLDEST_MINOR
+    return _SYSTEM_PYTHON if is_new and os.access(_SYSTEM_PYTHON, os.X_OK) else ""

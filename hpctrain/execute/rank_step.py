@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain import environ
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.rank_forks import CLIENT, RankForks
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_variables
 from hpctrain.execute.step_launcher import launcher_variables
 from hpctrain.plan.argv import (
     GPU_VARIABLES,
@@ -113,6 +113,7 @@ def start_ranks(
         client = CLIENT if packed is None else packed.fork_client
         are_alone = placement.max_tasks_per_node == 1
         command = fork_server.command(command, variables, client=client, are_alone=are_alone)
+        variables |= client_variables(command)
     return StepProcess(
         worker_step_argv(
             launcher,

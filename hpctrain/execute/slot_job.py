@@ -16,7 +16,12 @@ from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_fram
 from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.process import descendants, process_start_time
-from hpctrain.execute.rank_forks import IN_SLOT, client_argv
+from hpctrain.execute.rank_forks import (
+    IN_SLOT,
+    client_argv,
+    client_variables,
+    system_python,
+)
 
 _READ_BYTES = 2**16
 _MOST_PENDING_BYTES = 2**20
@@ -131,14 +136,14 @@ class SlotJob:
             self._ranks, self._server = OfferedForkServer(name), forks.pid
             self._ranks.command(command, environment)
         # Where there is no server, it is the rank itself.
-        launched = client_argv(name or "none", command, asked=IN_SLOT)
+        launched = client_argv(name or "none", command, asked=IN_SLOT, python=system_python())
         reading, writing = os.pipe()
         try:
             # hydra would end with each of them, and its ranks too (seen with MPICH 5).
             signal.pthread_sigmask(signal.SIG_BLOCK, OF_RANKS)
             self._process = subprocess.Popen(
                 [*asked["argv"], *launched],
-                env={**environment},
+                env={**environment, **client_variables(launched)},
                 cwd=asked["cwd"],
                 stdin=subprocess.DEVNULL,
                 stdout=writing,

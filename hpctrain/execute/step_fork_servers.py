@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from hpctrain import environ
 from hpctrain.control.local_socket import new_socket_name
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.early_imports import with_imports
 from hpctrain.worker.threads import explain_binding
@@ -61,7 +62,12 @@ class StepForkServers(RankForks):
         if reason := explain_binding(environment):
             self.note([reason])
             return [*command]
-        return client_argv(new_socket_name(), command, client=client, asked=self._asked)
+        # Nodes of a job have one image, and where salloc runs there may be another. A client that
+        # is copied to them comes with a Python.
+        is_on_node = environ.variable("SLURMD_NODENAME") is not None
+        python = system_python() if is_on_node and self._trusts_nodes and client == CLIENT else ""
+        name = new_socket_name()
+        return client_argv(name, command, client=client, asked=self._asked, python=python)
 
     def await_idle(self) -> bool:
         """Return that no forked rank is left: they end with their step."""

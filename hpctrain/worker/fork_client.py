@@ -11,7 +11,8 @@ the others wait up to PATIENCE seconds for it. In the step of a slot (`hpctrain.
 ASKED is ``slot``, the server is there, and signals are blocked that are not for the launcher.
 
 It runs once a rank before anything is shared, so it is a file of its own, started with ``python -I
--S``, and imports nothing but modules written in C, and `os`.
+-S``, and imports nothing but modules written in C, and `os`. Where a node has a Python of its own,
+that runs it (`hpctrain.execute.rank_forks`), from 3.9 on, and the shared filesystem is not asked.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> None:
     os.execv(command[0], command)
 
 
-def _ask(name: str, seconds: float, patience: float) -> tuple[_socket.socket, int] | str:
+def _ask(name: str, seconds: float, patience: float) -> "tuple[_socket.socket, int] | str":
     """Return the connection to the server and a pidfd of the rank, or why there is none."""
     try:
         sock = _connect(name, seconds, patience)
@@ -138,7 +139,7 @@ def _read_text(sock: _socket.socket) -> str:
 
 def _ask_in_step(
     name: str, seconds: float, patience: float, asked: str, python: str
-) -> tuple[_socket.socket, int] | str:
+) -> "tuple[_socket.socket, int] | str":
     """Ask the server of this node and step; the first rank of a node starts it before."""
     try:
         local_rank, size = place_on_node(dict(os.environ))  # noqa: TID251
@@ -308,12 +309,12 @@ def _is_own(sock: _socket.socket) -> bool:
     return int.from_bytes(content[4:8], sys.byteorder) == os.getuid()
 
 
-def _pmi_descriptor() -> int | None:
+def _pmi_descriptor() -> "int | None":
     value = os.environ.get("PMI_FD")  # noqa: TID251
     return None if value is None else int(value)
 
 
-def _watch(sock: _socket.socket, pidfd: int) -> int | None:
+def _watch(sock: _socket.socket, pidfd: int) -> "int | None":
     """Pass signals on until the rank ends; return its wait status, or None if it is not known."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -355,7 +356,7 @@ def _watch(sock: _socket.socket, pidfd: int) -> int | None:
                 poller.register(pidfd, select.POLLIN)
 
 
-def _end_as(status: int | None) -> None:
+def _end_as(status: "int | None") -> None:
     if status is None:
         text = "hpctrain: the fork server of this node has ended: how this rank ended is unknown\n"
         os.write(2, text.encode())

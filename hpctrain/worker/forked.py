@@ -21,8 +21,10 @@ from hpctrain.worker.launched import Launched, apply_signals
 from hpctrain.worker.task_cgroups import explain_cgroup
 from hpctrain.worker.threads import explain_binding
 
-# fork_client.py's: python -I -S fork_client.py NAME SECONDS PATIENCE ASKED, then the rank's.
+# fork_client.py's: python -I -S fork_client.py NAME SECONDS PATIENCE ASKED, then the rank's; where
+# Python is the node's own, -c and code in place of the file.
 _CLIENT_WORDS = 8
+_CODE_WORD = 3
 _MOST_NAMED = 4
 # man 5 proc, /proc/PID/stat: arg_start and arg_end, counted from the third field.
 _ARG_START = 48 - 3
@@ -113,7 +115,8 @@ def _find_program(name: str) -> tuple[ModuleSpec, CodeType]:
 
 def rank_command(launched: Launched) -> tuple[str, ...]:
     """Return the command that a client would run itself: ``python -m MODULE ...``. Pure."""
-    return launched.argv[_CLIENT_WORDS:]
+    words = launched.argv
+    return words[_CLIENT_WORDS + (words[_CODE_WORD : _CODE_WORD + 1] == ("-c",)) :]
 
 
 def explain_difference(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from hpctrain import environ
+
 _LIMITS = tuple(
     number
     for name, number in sorted(vars(resource).items())
@@ -28,7 +30,7 @@ class Launched:
     pid: int
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """As it was when the process was started."""
+    """As it was when the process was started, but for the code of `hpctrain.worker.fork_client`."""
     cwd: str
     umask: int
     limits: Mapping[int, tuple[int, int]]
@@ -64,7 +66,9 @@ def read_launched(pid: int) -> Launched:
     return Launched(
         pid=pid,
         argv=tuple(_words((proc / "cmdline").read_bytes())),
-        environment={name: value for name, found, value in variables if found},
+        environment={
+            name: value for name, found, value in variables if found and name != environ.FORK_CLIENT
+        },
         cwd=os.readlink(proc / "cwd"),
         umask=int(status["Umask"], 8),
         limits={number: resource.prlimit(pid, number) for number in _LIMITS},

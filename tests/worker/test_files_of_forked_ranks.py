@@ -17,6 +17,7 @@ import pytest
 import hpctrain
 from hpctrain import environ
 from hpctrain.execute.fork_server import ForkServers
+from hpctrain.execute.rank_forks import client_variables, system_python
 from hpctrain.testing.pytest_plugin import is_all_required
 from hpctrain.worker.own_mpich import is_own_mpich
 from tests.waiting import wait_until
@@ -35,6 +36,7 @@ pytestmark = [
         shutil.which("strace") is None and not is_all_required(),
         reason="no strace on PATH: apt-get install strace",
     ),
+    pytest.mark.skipif(not system_python(), reason="no Python of the operating system from 3.9 on"),
 ]
 
 
@@ -75,14 +77,14 @@ def servers(variables: dict[str, str]) -> Iterator[ForkServers]:
 
 def run_traced(
     servers: ForkServers, command: list[str], variables: dict[str, str], folder: Path
-) -> tuple[str, list[str]]:
-    """Return what a forked rank prints, and what it has asked for."""
+) -> tuple[str, list[str], list[str]]:
+    """Return what a forked rank prints, and what its client and it itself have asked for."""
     argv = servers.command(command, variables)
 
-    def run() -> str:
+    def run(*before: str) -> str:
         done = subprocess.run(
-            argv,
-            env=variables,
+            [*before, *argv],
+            env={**variables, **client_variables(argv)},
             cwd=folder,
             capture_output=True,
             text=True,
@@ -93,10 +95,11 @@ def run_traced(
     # It waits for what the server imports.
     run()
     assert servers.pid is not None
-    with traced(servers.pid, folder / "rank.log"):
-        printed = run()
+    of_client, of_rank = folder / "client.log", folder / "rank.log"
+    with traced(servers.pid, of_rank):
+        printed = run(*STRACE, "-o", str(of_client))
     assert servers.take_reasons() == []
-    return printed, asked(folder / "rank.log")
+    return printed, asked(of_client), asked(of_rank)
 
 
 @pytest.mark.mpi
@@ -108,13 +111,14 @@ def test_a_rank_starts_mpi_without_a_file_of_the_environment(
         import os
         from hpctrain.worker import mpi
         comm = mpi.initialize()
-        print(comm.size)
+        print(comm.size, "HPCTRAIN_FORK_CLIENT" in os.environ)
         mpi.finalize()
         os._exit(0)
     """
     program = Program(tmp_path, variables, source)
-    printed, by_rank = run_traced(servers, program.plain, variables, tmp_path)
-    assert printed == "1\n"
+    printed, by_client, by_rank = run_traced(servers, program.plain, variables, tmp_path)
+    assert printed == "1 False\n"
+    assert by_client == []
     assert by_rank == []
 
 
@@ -122,8 +126,9 @@ def test_the_program_of_ranks_is_read_once(
     servers: ForkServers, variables: dict[str, str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "hpctrain.worker.main", str(tmp_path), "1", "2", "no-such"]
-    printed, by_rank = run_traced(servers, command, variables, tmp_path)
+    printed, by_client, by_rank = run_traced(servers, command, variables, tmp_path)
     assert printed.startswith("hpctrain: ")
+    assert by_client == []
     assert by_rank == []
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hpctrain import environ
+from hpctrain.execute.rank_forks import client_variables, system_python
 from hpctrain.execute.step_fork_servers import StepForkServers
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.fork_client import place_on_node
@@ -128,7 +129,12 @@ def test_ranks_of_a_node_have_one_server_which_the_first_has_started(
     wait_until(lambda: not is_alive(server), "the server outlives its step")
 
 
-def test_a_forked_rank_is_in_the_state_that_slurm_made(make_step: Callable[..., Step]) -> None:
+@pytest.mark.parametrize("is_on_node", [True, False])
+def test_a_forked_rank_is_in_the_state_that_slurm_made(
+    is_on_node: bool, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_on_node:
+        monkeypatch.setenv("SLURMD_NODENAME", "node1")
     step = make_step(STATE)
     cpus = sorted(os.sched_getaffinity(0))
 
@@ -149,7 +155,11 @@ def test_a_forked_rank_is_in_the_state_that_slurm_made(make_step: Callable[..., 
                 "argv": argv,
                 "preexec_fn": prepare(rank),
                 "start_new_session": True,
-                "env": {**step.place(rank, 2), "CUDA_VISIBLE_DEVICES": str(rank)},
+                "env": {
+                    **step.place(rank, 2),
+                    "CUDA_VISIBLE_DEVICES": str(rank),
+                    **client_variables(argv),
+                },
             }
             for rank in range(2)
         ]
@@ -476,6 +486,28 @@ def test_ranks_that_have_a_node_each_need_no_server() -> None:
     argv = servers.command(command, {"OMP_PROC_BIND": "close"}, are_alone=True)
     assert argv == [*command, '--import-first={"modules":["json"],"own_places":["/home/me"]}']
     assert servers.take_reasons() == []
+
+
+@pytest.mark.parametrize("is_on_node", [True, False])
+def test_clients_are_run_by_the_python_of_the_nodes_where_it_is_known(
+    is_on_node: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    if is_on_node:
+        monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    servers, command = StepForkServers(["json"], own_places=()), ["/env/python", "-m", "rank"]
+
+    def client() -> str:
+        argv = servers.command(command, {})
+        assert argv[-len(command) :] == command
+        assert bool(client_variables(argv)) is (argv[0] != command[0])
+        return argv[0]
+
+    assert client() == (system_python() if is_on_node and system_python() else "/env/python")
+    # One that is packed has an interpreter beside it.
+    assert servers.command(command, {}, client="/dev/shm/client.py")[0] == "/env/python"
+    servers.note_failed_start()
+    assert client() == "/env/python"
 
 
 @pytest.mark.parametrize(
