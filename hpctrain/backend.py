@@ -22,7 +22,12 @@ OF_EVERY_RANK = (
     "hpctrain.worker.main",
     "hpctrain.worker.linked_training",
     "hpctrain.worker.train",
+    "hpctrain.worker.seeding",
     "hpctrain.rundir.trust",
+    # With the first checkpoint.
+    "hpctrain.worker.upload",
+    "hpctrain.rundir.bulk",
+    "hpctrain.rundir.shared_staging",
     "cloudpickle",
     "encodings.idna",
     "mpi4py",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.rank_forks import client_variables, system_python
 from hpctrain.testing.pytest_plugin import is_all_required
 from hpctrain.worker.own_mpich import is_own_mpich
+from tests.processes import run_python
 from tests.waiting import wait_until
 from tests.worker.programs import Program
 
@@ -157,3 +160,49 @@ def test_a_rank_handles_signals_as_one_that_has_loaded_mpi_itself(
     assert int(pid) != forked.args[0]
     assert found == expected
     assert expected[0] != expected[1]
+
+
+LATE = """
+    import json, sys
+    import hpctrain
+    from hpctrain import BackendConfig, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+    from hpctrain.backend import OF_EVERY_RANK
+
+    class Config(BackendConfig):
+        preload = OF_EVERY_RANK
+
+    def train():
+        import os
+
+        rank = hpctrain.get_context().get_world_rank()
+        hpctrain.report({"step": 1}, Checkpoint.from_dict({"step": 1}) if rank == 0 else None)
+        with open(f"/proc/{os.getppid()}/cmdline") as file:
+            is_forked = "hpctrain.worker.fork_server" in file.read()
+        return is_forked, [*sys.modules]
+
+    is_forked, had = DataParallelTrainer(
+        train,
+        backend_config=Config(),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=sys.argv[1], verbose=0, launcher="local"),
+    ).fit().return_value
+    print(json.dumps([is_forked, had]))
+"""
+IMPORTS = """
+    import importlib, json, sys
+    from hpctrain.backend import OF_EVERY_RANK
+
+    for name in ("hpctrain.worker.fork_server", *OF_EVERY_RANK):
+        importlib.import_module(name)
+    print(json.dumps([*sys.modules]))
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_import_nothing_of_hpctrain_once_they_are_forked(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(LATE))
+    done = run_python(tmp_path / "train.py", tmp_path / "runs")
+    is_forked, had = json.loads(done.stdout.splitlines()[-1])
+    assert is_forked
+    server = json.loads(run_python("-c", textwrap.dedent(IMPORTS)).stdout)
+    assert [name for name in had if name.startswith("hpctrain.") and name not in server] == []
