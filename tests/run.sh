@@ -14,7 +14,7 @@ if [ "${CI:-}" = true ]; then
     export HPCTRAIN_REQUIRE_ALL=1
 fi
 
-apt_packages=(slurmd slurmctld slurm-client munge libpmix2 iproute2 util-linux
+apt_packages=(slurmd slurmctld slurm-client munge libpmix-dev iproute2 util-linux
     slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin openssh-server g++ make bubblewrap)
 # Ubuntu has Chromium as a snap only, which needs its daemon.
 ! grep -qs '^ID=debian' /etc/os-release || apt_packages+=(chromium)

@@ -1,9 +1,10 @@
-"""Ranks that are forked on the nodes of a job: whose Python asks for them."""
+"""Ranks that are forked on the nodes of a job: from whose Python, and with which PMI."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from hpctrain.execute.rank_forks import system_python
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.testing.pytest_plugin import is_all_required
 from hpctrain.testing.slurm import VirtualCluster, best_mode
 from tests.waiting import wait_until, wait_until_final
 
@@ -44,9 +46,11 @@ def train():
         first_client = file.read().rpartition(")")[2].split()[1]
     world, left = MPI.COMM_WORLD, ("PMI", "OMPI_", "HPCTRAIN_FORK")
     rank = {
+        "launched_as": int(os.environ["SLURM_PROCID"]),
         "rank": world.rank,
         "node": [hpctrain.get_context().get_node_rank(), os.uname().nodename],
         "sum": world.allreduce(world.rank),
+        "library": MPI.Get_library_version(),
         "left": [name for name in os.environ if name.startswith(left)],
         "is_forked": "hpctrain.worker.fork_server" in words(server),
         "client": words(first_client)[0],
@@ -132,3 +136,28 @@ def test_ranks_start_on_a_node_that_lacks_the_python_of_the_others(
             virtual_slurm.run_on(node, ["umount", python])
     assert attempt == 2
     assert system_python() not in {rank["client"] for rank in ranks}
+
+
+@pytest.mark.skipif(
+    shutil.which("mpiexec.openmpi") is None,
+    reason="no Open MPI of the operating system: apt-get install openmpi-bin",
+)
+def test_ranks_that_are_forked_under_pmix_are_those_that_slurm_has_started(
+    virtual_slurm: VirtualCluster, argv: list[str], tmp_path: Path
+) -> None:
+    tried = virtual_slurm.run_on("head", ["srun", "--mpi=pmix", "--ntasks=1", "true"])
+    if tried.returncode != 0 and not is_all_required():
+        pytest.skip(f"apt-get install libpmix-dev: {tried.stderr}")
+    done = subprocess.run(
+        ["salloc", "--quiet", *TWO_NODES, *argv, "pmix"],
+        # The wheel in this environment would be loaded before the site's library.
+        env={**os.environ, **virtual_slurm.environ, "MPI4PY_LIBMPI": "libmpi.so.40"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    attempt, ranks = answer(tmp_path)
+    assert attempt == 1
+    assert [rank["launched_as"] for rank in ranks] == [0, 1, 2, 3]
+    assert all(rank["library"].startswith("Open MPI v") for rank in ranks)
