@@ -10,8 +10,8 @@ of an earlier run. It answers DELAY_MS late, as a parallel filesystem does that 
 keeps names and attributes for three seconds, as an NFS client does (acregmin). Numbers of requests
 and bytes do not depend on what else the machine does; seconds do.
 
-- ``start``: ranks of one report, on one node. Each imports for itself; or they are forked from a
-  process that has imported once; or the environment is packed.
+- ``start``: ranks of one report, with a checkpoint, on one node. Each imports for itself; or they
+  are forked from a process that has imported once; or the environment is packed.
 - ``pack``: bytes of a packed environment that are read from the filesystem it is on, by the node of
   the script and all others. sbcast copies it to the nodes; or each node reads it, as where sbcast
   does not serve.
@@ -47,19 +47,22 @@ METADATA = ("lookup", "getattr", "open", "opendir", "readdir", "readlink", "acce
 _SCRIPT = """
 import sys
 import hpctrain
-from hpctrain import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig
+from hpctrain import (
+    BackendConfig, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig,
+)
+from hpctrain.backend import OF_EVERY_RANK
 
 class Config(BackendConfig):
-    # What ranks have imported when they call a training function.
-    preload = (
-        "hpctrain.worker.main", "hpctrain.worker.linked_training", "hpctrain.checkpoint",
-        "hpctrain.worker.train", "hpctrain.trainer", "cloudpickle", "mpi4py",
-    )
+    # And what this script is pickled with.
+    preload = (*OF_EVERY_RANK, "hpctrain.trainer")
 
 def train():
     from mpi4py import MPI
 
-    hpctrain.report({"size": MPI.COMM_WORLD.size})
+    world = MPI.COMM_WORLD
+    hpctrain.report(
+        {"size": world.size}, Checkpoint.from_dict({"step": 1}) if world.rank == 0 else None
+    )
 
 if __name__ == "__main__":
     name, ranks, nodes, pack = sys.argv[1:]
@@ -165,7 +168,14 @@ class Bench:
                 *(self._python, "train.py", name, str(ranks), str(nodes), pack),
             ],
             cwd=self._folder,
-            environment={**self.environment, "HPCTRAIN_LAUNCHER": "allocation", **more},
+            # The script is not on a node, so that ranks and agents alone are counted, and takes
+            # itself to be on one, as in a job: this machine is what its nodes are.
+            environment={
+                **self.environment,
+                "HPCTRAIN_LAUNCHER": "allocation",
+                "SLURMD_NODENAME": HEAD,
+                **more,
+            },
         )
         return time.monotonic() - begin
 
