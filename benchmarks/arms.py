@@ -192,10 +192,16 @@ def output_of(
 
 
 def child_environment(tree: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of what is measured: this `hpctrain`, on this machine."""
+    """Return the environment of what is measured: this `hpctrain`, on this machine.
+
+    It has bytecode after a first round, as an installed package has, and as those have that it is
+    compared with: images of containers set PYTHONDONTWRITEBYTECODE, and each process would compile
+    it anew.
+    """
     path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
+    inherited = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": path,
         "HPCTRAIN_LAUNCHER": "local",
         # Ranks get one CPU each; so do those they are compared with.

@@ -68,3 +68,18 @@ def test_a_row_that_others_disturbed_is_void(arms, capsys, tmp_path, others_shar
     printed = capsys.readouterr().out
     assert [word for word in ("VOID", "20%", "21%") if word in printed] == said
     assert f'"void": {str("VOID" in said).lower()}' in (tmp_path / "rows.json").read_text()
+
+
+def test_what_is_measured_keeps_its_bytecode(arms, monkeypatch, tmp_path):
+    (tmp_path / "measured.py").write_text("")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+
+    arms.run_command(
+        [sys.executable, "-c", "import measured"],
+        cwd=str(tmp_path),
+        env=arms.child_environment(tmp_path),
+        timeout_s=60,
+    )
+
+    assert [*(tmp_path / "__pycache__").iterdir()]
