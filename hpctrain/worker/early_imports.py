@@ -50,9 +50,10 @@ def import_early(argv: Sequence[str]) -> None:
     if asked is None:
         return
     content = json.loads(asked.removeprefix(_OPTION))
+    from hpctrain.worker.frame_modules import frame_modules
     from hpctrain.worker.preload import shadowed
 
-    with uncollected(), _showing_where():
+    with uncollected(), frame_modules(), _showing_where():
         failure = _import(content["modules"])
     if failure:
         environ.keep_not_forked(failure)

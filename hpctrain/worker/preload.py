@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hpctrain.worker.frame_modules import frame_modules
 from hpctrain.worker.uncollected import uncollected
 
 _HPCTRAIN = str(Path(__file__).parents[1]) + os.sep
@@ -50,7 +51,7 @@ def preload(names: Sequence[str], *, own_places: Sequence[str]) -> None:
     """
     refuse_kernel()
     refuse_customization()
-    with uncollected():
+    with uncollected(), frame_modules():
         for name in names:
             if not is_of_library(name):
                 continue
