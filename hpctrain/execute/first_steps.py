@@ -24,6 +24,7 @@ from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm.pmi import ask_for_pmi_types
 
 _ATTEMPT = 1
 
@@ -122,6 +123,9 @@ def _start_ranks(
     paths: RunPaths, first: FirstStart, agents: NodeAgents, forks: RankForks | None
 ) -> StepProcess:
     plan = first.plan
+    if plan.mpi == "auto":
+        # It answers while agents are asked for.
+        ask_for_pmi_types()
     make_directory(paths.logs(_ATTEMPT), below=paths.root)
     agents.gather(plan.placement, (), attempt=_ATTEMPT)
     return start_ranks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 import time
@@ -204,7 +205,9 @@ def make_plan(
             timed = replace(scaling.slurm, time=site.directives["time"])
             scaling = replace(scaling, slurm=timed)
         needs_answer = not environ.dry_run_requested()
-        placement, _ = place_on_partition(scaling, site, needs_answer=needs_answer)
+        placement, _ = place_on_partition(
+            scaling, site, needs_answer=needs_answer, meanwhile=_import_what_submits
+        )
         assert request.run_config.name is not None
         directives = make_directives(
             scaling, placement, site, job_name=job_name or request.run_config.name
@@ -277,6 +280,13 @@ def refuse_patterns(paths: RunPaths) -> None:
             f"patterns such as %j in the path of a job's log, and takes backslashes away. Choose a "
             f"RunConfig(storage_path=...) without them."
         )
+
+
+def _import_what_submits() -> None:
+    """Import what a submission needs later, and takes as long to import as Slurm to answer."""
+    # Where it is not installed, the submission says so.
+    with contextlib.suppress(ImportError):
+        from hpctrain.slurm import executor  # noqa: F401
 
 
 def _with_sbatch_variables(site: Site) -> Site:

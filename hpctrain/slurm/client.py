@@ -32,6 +32,81 @@ _REFUSED_STEP = re.compile(
 )
 
 
+class Asked:
+    """A command of Slurm that runs meanwhile.
+
+    Parameters
+    ----------
+    argv
+        The command.
+    environment
+        Its whole environment; None is that of this process.
+
+    Raises
+    ------
+    LaunchError
+        If it is not installed.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._argv = argv
+        present = environ.environment() if environment is None else environment
+        # Defaults for a person's eyes: SQUEUE_PARTITION would hide the jobs of all other
+        # partitions, and SINFO_PARTITION these partitions.
+        own = {
+            name: value
+            for name, value in present.items()
+            if not name.startswith("SQUEUE_") and name != "SINFO_PARTITION"
+        }
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Names and comments of users are in any encoding.
+                encoding="utf-8",
+                errors="backslashreplace",
+                env=own,
+            )
+        except FileNotFoundError as error:
+            raise LaunchError(
+                f"{argv[0]} is not on PATH. Load Slurm's module, or choose another launcher "
+                f"(HPCTRAIN_LAUNCHER=local)."
+            ) from error
+
+    def answer(
+        self, *, timeout_s: float = timeouts.SLURM_COMMAND_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Wait for its end, and return what it printed.
+
+        Raises
+        ------
+        LaunchError
+            If it does not answer in time.
+        """
+        with self._process as process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired as error:
+                process.kill()
+                raise LaunchError(
+                    f"'{' '.join(self._argv)}' did not answer within "
+                    f"{timeouts.describe(timeout_s)}.",
+                    transient=True,
+                ) from error
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(self._argv, process.returncode, stdout, stderr)
+
+    def close(self) -> None:
+        """Do without the answer."""
+        with self._process as process:
+            process.kill()
+
+
 def run_slurm(
     argv: Sequence[str],
     *,
@@ -50,34 +125,7 @@ def run_slurm(
     LaunchError
         If it is not installed, or does not answer in time.
     """
-    present = environ.environment() if environment is None else environment
-    # Defaults for a person's eyes: SQUEUE_PARTITION would hide the jobs of all other partitions,
-    # and SINFO_PARTITION these partitions.
-    own = {
-        name: value
-        for name, value in present.items()
-        if not name.startswith("SQUEUE_") and name != "SINFO_PARTITION"
-    }
-    try:
-        # Names and comments of users are in any encoding.
-        return subprocess.run(
-            argv,
-            capture_output=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-            timeout=timeout_s,
-            env=own,
-        )
-    except FileNotFoundError as error:
-        raise LaunchError(
-            f"{argv[0]} is not on PATH. Load Slurm's module, or choose another launcher "
-            f"(HPCTRAIN_LAUNCHER=local)."
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(
-            f"'{' '.join(argv)}' did not answer within {timeouts.describe(timeout_s)}.",
-            transient=True,
-        ) from error
+    return Asked(argv, environment=environment).answer(timeout_s=timeout_s)
 
 
 def ask_slurm(

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import functools
 import re
+from contextlib import suppress
 
 from hpctrain.errors import LaunchError
-from hpctrain.slurm.client import run_slurm
+from hpctrain.slurm.client import Asked
+
+_QUESTION = ("srun", "--mpi=list")
+_asked: list[Asked] = []
+
+
+def ask_for_pmi_types() -> None:
+    """Let srun look which PMI types there are, until they are needed. Not collective."""
+    if not _asked and not offered_pmi_types.cache_info().currsize:
+        # Who needs the answer reports that there is none.
+        with suppress(LaunchError, OSError):
+            _asked.append(Asked(_QUESTION))
 
 
 @functools.cache
@@ -19,7 +31,7 @@ def offered_pmi_types() -> frozenset[str]:
         If srun is not there, or does not answer.
     """
     try:
-        answer = run_slurm(["srun", "--mpi=list"])
+        answer = (_asked.pop() if _asked else Asked(_QUESTION)).answer()
     except LaunchError as error:
         raise LaunchError(
             f"{error} Or say how ranks start: SlurmConfig(mpi='pmi2'), 'pmix', or the path of an "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
@@ -11,7 +13,7 @@ from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement, node_range, place_workers
 from hpctrain.plan.site import Site, known_shape
-from hpctrain.slurm.client import run_slurm
+from hpctrain.slurm.client import Asked, run_slurm
 from hpctrain.slurm.cluster_output import Partition, parse_partitions
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
@@ -45,24 +47,41 @@ def can_submit() -> bool:
     )
 
 
-def query_partition(name: str | None) -> Partition:
+def query_partition(
+    name: str | None, *, meanwhile: Callable[[], object] = lambda: None
+) -> Partition:
     """Return what Slurm says of a partition; None is the default one.
 
     Not collective. One call of ``sinfo``.
+
+    Parameters
+    ----------
+    meanwhile
+        Called while it answers.
 
     Raises
     ------
     ConfigError
         If there is no such partition.
     """
-    answer = run_slurm(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%c|%G"])
+    asked = Asked(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%c|%G"])
+    try:
+        meanwhile()
+    except BaseException:
+        asked.close()
+        raise
+    answer = asked.answer()
     if answer.returncode != 0:
         raise LaunchError(f"sinfo: {answer.stderr.strip()}", transient=True)
     return parse_partitions(answer.stdout, name)
 
 
 def place_on_partition(
-    scaling: ScalingConfig, site: Site, *, needs_answer: bool
+    scaling: ScalingConfig,
+    site: Site,
+    *,
+    needs_answer: bool,
+    meanwhile: Callable[[], object] | None = None,
 ) -> tuple[Placement, NodeShape]:
     """Return the placement of workers on nodes of the partition of a request, and their shape.
 
@@ -77,6 +96,8 @@ def place_on_partition(
     needs_answer
         Whether it is an error if Slurm does not answer; else the request and the profile have to
         give the shape then, and what the partition allows is not checked.
+    meanwhile
+        Called while Slurm answers.
 
     Raises
     ------
@@ -85,8 +106,9 @@ def place_on_partition(
     LaunchError
         If Slurm does not answer.
     """
+    query = partial(query_partition, meanwhile=meanwhile) if meanwhile else query_partition
     try:
-        partition = query_partition(scaling.slurm.partition or site.directives.get("partition"))
+        partition = query(scaling.slurm.partition or site.directives.get("partition"))
     except LaunchError as error:
         if needs_answer:
             raise

@@ -68,6 +68,7 @@ def begin(
 ) -> Callable[[LaunchPlan | None], FirstSteps | None]:
     monkeypatch.setattr(first_steps, "NodeAgents", Agents)
     monkeypatch.setattr(first_steps, "find_step_launcher", lambda mpi: mpi)
+    monkeypatch.setattr(first_steps, "ask_for_pmi_types", lambda: None)
     monkeypatch.setattr(first_steps, "start_ranks", lambda *_, **__: Step())
 
     def begin(plan: LaunchPlan | None) -> FirstSteps | None:

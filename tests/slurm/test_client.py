@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from hpctrain.slurm.client import is_passing, is_refused_for_now
+from hpctrain.errors import LaunchError
+from hpctrain.slurm.client import Asked, is_passing, is_refused_for_now
+from hpctrain.slurm.pmi import ask_for_pmi_types, offered_pmi_types
 
 
 @pytest.mark.parametrize(
@@ -34,3 +41,55 @@ def test_some_refusals_of_slurm_pass(said: str, expected: bool) -> None:
 )
 def test_some_refusals_of_a_step_are_worth_asking_again(said: str, expected: bool) -> None:
     assert is_refused_for_now(f"srun: error: {said}") is expected
+
+
+FAKE_SRUN = """#!/bin/sh
+echo asked >> {asked}
+printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n'
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where an srun that knows two types of PMI writes that it was asked."""
+    srun = tmp_path / "srun"
+    srun.write_text(FAKE_SRUN.format(asked=tmp_path / "asked"))
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    offered_pmi_types.cache_clear()
+    yield tmp_path / "asked"
+    offered_pmi_types.cache_clear()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_srun_is_asked_once_for_its_types_of_pmi(asked: Path, ahead: bool) -> None:
+    if ahead:
+        ask_for_pmi_types()
+    assert offered_pmi_types() == {"none", "pmi2"}
+    ask_for_pmi_types()
+    assert offered_pmi_types() == {"none", "pmi2"}
+    assert asked.read_text() == "asked\n"
+
+
+def test_an_srun_that_is_not_there_is_told_to_who_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    offered_pmi_types.cache_clear()
+    ask_for_pmi_types()
+    with pytest.raises(LaunchError, match=r"srun is not on PATH.*SlurmConfig\(mpi='pmi2'\)"):
+        offered_pmi_types()
+
+
+def test_a_command_runs_while_its_answer_is_not_waited_for(tmp_path: Path) -> None:
+    # It ends once a file is there that is made after it was asked.
+    go = tmp_path / "go"
+    asked = Asked(["sh", "-c", f"until test -e {go}; do sleep 0.01; done; echo done"])
+    go.touch()
+    assert asked.answer(timeout_s=60).stdout == "done\n"
+
+
+def test_an_answer_that_nobody_needs_is_not_waited_for() -> None:
+    asked = Asked(["sleep", "600"])
+    asked.close()
+    assert asked._process.returncode == -signal.SIGKILL
