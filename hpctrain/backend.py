@@ -10,13 +10,15 @@ group.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hpctrain import environ
 from hpctrain.plan import spec
 from hpctrain.world import Communicator, World
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 OF_EVERY_RANK = (
     "hpctrain.worker.main",
@@ -163,6 +165,9 @@ class BackendContext:
 
 
 def _done(value: T) -> Future[T]:
+    # Every rank imports this module, and few call this: it loads logging.
+    from concurrent.futures import Future
+
     future: Future[T] = Future()
     future.set_result(value)
     return future

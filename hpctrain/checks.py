@@ -5,7 +5,6 @@ Each check raises ConfigError with the field and its value.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import numbers
@@ -113,6 +112,9 @@ def did_you_mean(name: str, names: Iterable[Any]) -> str:
     >>> did_you_mean("partiton", ["account", "partition"])
     "Did you mean 'partition'?"
     """
+    # Every rank imports this module.
+    import difflib
+
     close = difflib.get_close_matches(name, list(names), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""
 

@@ -8,7 +8,7 @@ next one connects to it and reports which address it reached.
 
 from __future__ import annotations
 
-import secrets
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def knock(door: Door) -> str | None:
 
 @contextmanager
 def _open_door() -> Iterator[Door]:
-    hostname, token = socket.gethostname(), secrets.token_bytes(16)
+    hostname, token = socket.gethostname(), os.urandom(16)
     addresses = [address_of_name(hostname), *ipv4_addresses().values()]
     with socket.create_server(("", 0)) as listener:
         answering = threading.Thread(
