@@ -7,7 +7,7 @@
 Runs of one report start on a node of a virtual cluster. strace counts the calls of ranks, of what
 they start, and of the process that they are forked from, for files of the environment or of its
 interpreter. These are numbers and not seconds, so that it does not matter what else the machine
-does. HPCTRAIN_FORK_SERVER=0 has each rank import for itself.
+does; ``pack_start.py`` measures seconds. HPCTRAIN_FORK_SERVER=0 has each rank import for itself.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
 from hpctrain.testing.slurm.processes import wait_until
 
 RANKS = (1, 4)
+FORMS = ("tar", "squashfs")
 TIMEOUT_S = 300.0
 # Calls that a parallel filesystem answers with its metadata server.
 STRACE = ("strace", "-f", "-qq", "-s", "2000", "-e", "trace=%file,%process", "-e", "signal=none")
@@ -50,13 +51,13 @@ def train():
     hpctrain.report({"size": MPI.COMM_WORLD.size})
 
 if __name__ == "__main__":
-    ranks, pack = int(sys.argv[1]), sys.argv[2] or None
+    ranks, pack, form = int(sys.argv[1]), sys.argv[2] or None, sys.argv[3]
     slurm = SlurmConfig(nodes=1, environment_pack=pack, environment_pack_dir="/dev/shm")
     DataParallelTrainer(
         train,
         backend_config=Config(),
         scaling_config=ScalingConfig(num_workers=ranks, slurm=slurm),
-        run_config=RunConfig(storage_path="runs", name=f"run-{ranks}-{bool(pack)}", verbose=0),
+        run_config=RunConfig(storage_path="runs", name=f"run-{ranks}-{form}", verbose=0),
     ).fit()
 """
 
@@ -141,34 +142,36 @@ def main() -> None:
         VirtualCluster.start(spec, state_dir=Path(state)) as cluster,
     ):
         environment = {**inherited, **cluster.environ}
-        pack = str(Path(folder, "environment.tar"))
-        words = [arguments.python, "-m", "hpctrain.cli", "pack", "-o", pack, "--json"]
-        packed = json.loads(run(words, cwd=folder, environment=environment))
+        files = {"shared": ""}
+        for form in FORMS:
+            files[form] = str(Path(folder, f"environment.{form}"))
+            words = [arguments.python, "-m", "hpctrain.cli", "pack", "-o", files[form], "--json"]
+            done = run([*words, "--format", form], cwd=folder, environment=environment)
+            packed = json.loads(done)
         places = [place for place in (packed["prefix"], packed["base"]) if place]
         places += packed["editable"].values()
         Path(folder, "train.py").write_text(_SCRIPT)
         print(f"{packed['files']} files, {packed['bytes'] / 2**20:.0f} MiB, {places}")
         for ranks in RANKS:
-            for file in ("", pack):
-                log = Path(folder, f"calls-{ranks}-{bool(file)}")
+            for form, file in files.items():
+                log = Path(folder, f"calls-{ranks}-{form}")
                 with traced(cluster, log):
                     run(
-                        [arguments.python, "train.py", str(ranks), file],
+                        [arguments.python, "train.py", str(ranks), file, form],
                         cwd=folder,
                         environment=environment,
                     )
                 with log.open(errors="replace") as lines:
                     opened, others = count_calls(lines, places, ranks=ranks)
-                row = {"ranks": ranks, "packed": bool(file), "opened": opened, "others": others}
+                row = {"ranks": ranks, "form": form, "opened": opened, "others": others}
                 rows.append(row)
                 print(
-                    f"{ranks} ranks, {'packed' if file else 'shared':<8}{opened:6} files opened"
-                    f"{others:8} other calls",
+                    f"{ranks} ranks, {form:<9}{opened:6} files opened{others:8} other calls",
                     flush=True,
                 )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if any(row["packed"] and row["opened"] + row["others"] for row in rows):
+    if any(row["form"] != "shared" and row["opened"] + row["others"] for row in rows):
         raise SystemExit(1)
 
 

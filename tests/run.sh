@@ -15,7 +15,8 @@ if [ "${CI:-}" = true ]; then
 fi
 
 apt_packages=(slurmd slurmctld slurm-client munge libpmix-dev iproute2 util-linux
-    slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin openssh-server g++ make bubblewrap)
+    slurmdbd slurm-wlm-mysql-plugin mariadb-server openmpi-bin openssh-server g++ make bubblewrap
+    squashfs-tools squashfuse fuse3)
 # Ubuntu has Chromium as a snap only, which needs its daemon.
 ! grep -qs '^ID=debian' /etc/os-release || apt_packages+=(chromium)
 

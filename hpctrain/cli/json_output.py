@@ -219,6 +219,7 @@ _PACK = (
     ("bytes", "integer", "size of the file"),
     ("files", "integer", "number of files in it"),
     ("prefix", "string", "directory of the environment that was packed"),
+    ("form", "string", "``tar`` or ``squashfs``"),
     ("python", "string", "version of its interpreter"),
     ("base", "string|null", "where the interpreter and standard library of a venv are, if packed"),
     ("node_python", "string|null", "the interpreter that each node needs, as it is not packed"),

@@ -12,28 +12,32 @@ import os
 import shlex
 import socket
 import stat
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpctrain.doctor.compare import grouped
 from hpctrain.doctor.finding import Finding, error, has_error, ok, remark, warning
 from hpctrain.doctor.machine import filesystem_of
-from hpctrain.pack.header import EnvironmentPack, digest_of
+from hpctrain.pack.header import SQUASHFS, EnvironmentPack, digest_of, image_bytes
+from hpctrain.plan.environment_mount import mount_test_argv
 from hpctrain.plan.environment_pack import SHARED_FILESYSTEMS, root_of_packs
 from hpctrain.regular_file import open_regular
 
 _CHECK = "pack"
-_NONE_WOULD_START = "each node unpacks the environment there, before its agent and ranks start"
+_NONE_WOULD_START = "each node gets the environment there, before its agent and ranks start"
+_MOUNT_S = 30
 _SEEN_BY_ALL = "Pack it on a filesystem that all nodes see"
 _OTHER_PLACE = "SlurmConfig(environment_pack_dir=...): '/dev/shm', or a disk of each node"
 
 
 def check_pack(pack: EnvironmentPack) -> Finding:
     """Return whether the file is what was written. Not collective. It is read as a whole."""
-    again = f"hpctrain pack -o {shlex.quote(pack.path)} --force"
+    again = shlex.join(["hpctrain", "pack", "-o", pack.path, *pack.options, "--force"])
     why = "each node compares the digest, and refuses it"
     try:
         digest = digest_of(Path(pack.path), pack.size)
@@ -63,17 +67,43 @@ def describe_place(file: Path, place: Path) -> dict[str, Any]:
         "error": _explain_place(place),
         "file_error": None,
         "file_bytes": 0,
+        "no_mount": None,
+        "unpacks": True,
     }
+    is_image = False
     try:
         with open_regular(file, follow_links=True) as opened:
             answer["file_bytes"] = os.fstat(opened.fileno()).st_size
+            is_image = image_bytes(opened) > 0
     except OSError as problem:
         answer["file_error"] = problem.strerror or str(problem)
     if answer["error"] is None:
         room = os.statvfs(place)
         answer["free_bytes"] = room.f_bavail * room.f_frsize
         answer["all_bytes"] = room.f_blocks * room.f_frsize
+        if is_image:
+            answer["no_mount"], answer["unpacks"] = _try_mount(file, place)
     return answer
+
+
+def _try_mount(image: Path, place: Path) -> tuple[str | None, bool]:
+    """Return why this machine cannot mount an image, and whether it can unpack one."""
+    try:
+        with TemporaryDirectory(prefix="hpctrain-doctor-", dir=place) as folder:
+            Path(folder, "mount").mkdir()
+            done = subprocess.run(
+                mount_test_argv(str(image), folder),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+                timeout=_MOUNT_S,
+            )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return str(problem), False
+    unpacks, _, why = done.stdout.strip().partition(" ")
+    return why or None, unpacks == "yes"
 
 
 def _explain_place(place: Path) -> str | None:
@@ -130,9 +160,12 @@ def check_places(
         why = "it starts there only where another node is the first of the job and sbcast serves"
         step = f"{_SEEN_BY_ALL}, or leave out what does not see it: --exclude={hosts}"
         found.append(warning(_CHECK, what, why=why, step=step))
+    found += _check_mounts(pack, answers)
     if has_error(found):
         return found
-    needed, free = _needed(pack), min(answer["free_bytes"] for answer in answers)
+    # A node that unpacks an image needs more than others.
+    fullest = min(answers, key=lambda answer: answer["free_bytes"] - _needed(pack, answer))
+    needed, free = _needed(pack, fullest), fullest["free_bytes"]
     kind = answers[0]["kind"]
     if free < needed:
         what = f"{place} ({kind}) has {_mib(free)} free on a node, and {_mib(needed)} are needed"
@@ -149,7 +182,7 @@ def _refusal(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
         return str(answer["error"])
     if answer["kind"].startswith(SHARED_FILESYSTEMS):
         return f"it is on a filesystem that nodes share ({answer['kind']})"
-    needed, size = _needed(pack), answer["all_bytes"]
+    needed, size = _needed(pack, answer), answer["all_bytes"]
     return f"it has {_mib(size)} in all, and {_mib(needed)} are needed" if size < needed else None
 
 
@@ -169,9 +202,29 @@ def _defect(pack: EnvironmentPack, answer: Mapping[str, Any]) -> str | None:
     return None if there == here else f"it has programs of {here}, and the node is {there}"
 
 
-def _needed(pack: EnvironmentPack) -> int:
+def _check_mounts(pack: EnvironmentPack, answers: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    if pack.form != SQUASHFS:
+        return []
+    found = []
+    unmounted = [answer for answer in answers if answer.get("no_mount") is not None]
+    lost = [answer for answer in unmounted if not answer["unpacks"]]
+    for problem, hosts in grouped(lost, lambda answer: answer["no_mount"]).items():
+        neither = f"it cannot be mounted ({problem}), or unpacked: no unsquashfs"
+        what = f"{pack.path} on {hosts}: {neither}"
+        step = f"Leave them out (--exclude={hosts}), or pack it without --format squashfs"
+        found.append(error(_CHECK, what, why=_NONE_WOULD_START, step=step))
+    slow = [answer for answer in unmounted if answer["unpacks"]]
+    for problem, hosts in grouped(slow, lambda answer: answer["no_mount"]).items():
+        what = f"{pack.path} on {hosts}: it cannot be mounted ({problem})"
+        why = "these nodes unpack it instead, which takes time and room"
+        found.append(warning(_CHECK, what, why=why, step="Let the site install squashfuse"))
+    return found
+
+
+def _needed(pack: EnvironmentPack, answer: Mapping[str, Any]) -> int:
+    is_mounted = pack.form == SQUASHFS and answer.get("no_mount") is None
     # The file is there until it is unpacked.
-    return pack.total_bytes + pack.unpacked_bytes
+    return pack.total_bytes + (0 if is_mounted else pack.unpacked_bytes)
 
 
 def _mib(size: int) -> str:

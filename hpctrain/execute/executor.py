@@ -408,6 +408,7 @@ class Executor:
             "environment-unpacked",
             **details,
             reason=brought.why,
+            unmounted=dict(brought.unmounted),
             seconds=round(brought.seconds, 3),
             sha256=pack.sha256,
         )
@@ -416,6 +417,8 @@ class Executor:
                 f"note: sbcast could not copy {pack.path} to the nodes, so each of them read it: "
                 f"{brought.why}"
             )
+        for nodes, reason in brought.unmounted_by_reason():
+            log(f"note: {nodes} cannot mount {pack.path}, and unpacked it: {reason}")
 
     def _note_not_forked(self) -> None:
         """Write down why ranks imported their modules themselves, each reason once in a run."""

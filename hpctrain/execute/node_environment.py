@@ -13,6 +13,7 @@ from pathlib import Path
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
+from hpctrain.host_list import compress_hosts
 from hpctrain.own_time import Deadline
 from hpctrain.pack.header import FORK_CLIENT, EnvironmentPack
 from hpctrain.plan.argv import node_keeper_argv
@@ -21,6 +22,7 @@ from hpctrain.plan.environment_pack import (
     MARK,
     READS,
     READY,
+    UNPACKS,
     broadcast_argv,
     node_variables,
     unpack_argv,
@@ -49,8 +51,17 @@ class Brought:
     """Nodes that read the shared file."""
     why: str
     """What sbcast printed, if it failed."""
+    unmounted: Mapping[str, str]
+    """Nodes that cannot mount it and have unpacked it, and why."""
     seconds: float
     """How long it took."""
+
+    def unmounted_by_reason(self) -> list[tuple[str, str]]:
+        """Return the nodes of `unmounted`, in Slurm's short form, and why. Pure."""
+        found: dict[str, list[str]] = {}
+        for node, reason in self.unmounted.items():
+            found.setdefault(reason, []).append(node)
+        return [(compress_hosts(nodes), reason) for reason, nodes in found.items()]
 
 
 def expand_place(directory: str) -> str:
@@ -99,7 +110,8 @@ class NodeEnvironment:
         self._check_stop = check_stop
         self._check_at = 0.0
         self._place = expand_place(pack.directory)
-        self._unpacked = unpacked_at(pack, place=self._place, user=os.geteuid())
+        self._run = secrets.token_hex(4)
+        self._unpacked = unpacked_at(pack, place=self._place, user=os.geteuid(), run=self._run)
         self._steps: list[StepProcess] = []
         self._nodes: set[str] = set()
         self._is_anywhere = False
@@ -153,7 +165,11 @@ class NodeEnvironment:
                 self._remove(copy, new, len(new) or num_nodes, log)
                 raise
         argv = unpack_argv(
-            self._pack, place=self._place, copy=copy, patience_s=timeouts.ENVIRONMENT_PACK_S
+            self._pack,
+            place=self._place,
+            copy=copy,
+            patience_s=timeouts.ENVIRONMENT_PACK_S,
+            run=self._run,
         )
         step = StepProcess(
             node_keeper_argv(new, len(new) or num_nodes, argv, is_slice=self._is_slice),
@@ -176,6 +192,7 @@ class NodeEnvironment:
             by="sbcast" if is_first and not why else "read",
             reading=reading,
             why=why,
+            unmounted=read_unmounted(step.last_lines(_ALL_LINES)),
             seconds=time.monotonic() - begun,
         )
 
@@ -283,10 +300,20 @@ def read_node_answers(printed: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in printed.splitlines():
         _, mark, rest = line.partition(MARK)
-        if not mark:
-            continue
         node, _, said = rest.partition(" ")
+        if not mark or said.startswith(UNPACKS):
+            continue
         if found.get(node, "").startswith(READS) and said == READY:
             said = f"{found[node]} {READY}"
         found[node] = said
+    return found
+
+
+def read_unmounted(printed: str) -> dict[str, str]:
+    """Return the nodes that cannot mount an environment, and why. Pure."""
+    found: dict[str, str] = {}
+    for line in printed.splitlines():
+        node, _, said = line.partition(MARK)[2].partition(" ")
+        if said.startswith(UNPACKS):
+            found[node] = said.removeprefix(UNPACKS).strip()
     return found

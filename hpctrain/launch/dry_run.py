@@ -10,6 +10,7 @@ from hpctrain import environ
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.launch.request import Submission
 from hpctrain.launch.storage import check_storage
+from hpctrain.pack.header import SQUASHFS
 from hpctrain.plan.argv import (
     agent_argv,
     agent_step_argv,
@@ -58,8 +59,9 @@ def render_plan(submission: Submission) -> str:
     python = sys.executable
     if plan.environment_pack is not None:
         pack = plan.environment_pack
-        lines.append(f"packed     {pack.path}, unpacked in {pack.directory} of each node")
-        unpacked = unpacked_at(pack, place=pack.directory, user=os.geteuid())
+        done = "mounted" if pack.form == SQUASHFS else "unpacked"
+        lines.append(f"packed     {pack.path}, {done} in {pack.directory} of each node")
+        unpacked = unpacked_at(pack, place=pack.directory, user=os.geteuid(), run="RUN")
         python = f"{unpacked}/{pack.interpreter}"
     lines += [f"variable   {name}={value}" for name, value in plan.environment.items()]
     if plan.launcher == "slurm":

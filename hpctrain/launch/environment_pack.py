@@ -50,8 +50,7 @@ def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPa
     path = Path(environ.working_directory(), Path(slurm.environment_pack).expanduser())
     pack, manifest = read_pack(path)
     _refuse_foreign(path)
-    words = [word for place in pack.further for word in ("--with", place)]
-    command = shlex.join(["hpctrain", "pack", "-o", str(path), *words, "--force"])
+    command = shlex.join(["hpctrain", "pack", "-o", str(path), *pack.options, "--force"])
     again = f"Pack it again with its hpctrain: {command}"
     if pack.prefix != os.path.abspath(sys.prefix):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`Archive`: writes a tar archive that ends with its digest."""
+"""`Archive`: writes a tar archive, which may end with its digest."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class Archive:
     Parameters
     ----------
     file
-        The empty file that gets it.
+        What gets it.
+    digest
+        Digest of what is in the file already.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], *, digest: hashlib._Hash | None = None) -> None:
         self._file = file
-        self._digest = hashlib.sha256()
+        self._digest = hashlib.sha256() if digest is None else digest
         self.num_files = 0
         """Files that were written."""
 
@@ -53,6 +55,13 @@ class Archive:
         else:
             self._add_path(header, member.source, member.library_path)
 
+    def add_folder(self, name: str) -> None:
+        """Write a directory."""
+        header = tarfile.TarInfo(name)
+        # Its time is that of the last entry: of a module that was compiled meanwhile, say.
+        header.type, header.mode = tarfile.DIRTYPE, _EXECUTABLE
+        self._put_header(header)
+
     def end(self) -> None:
         """Write the digest of all before, and the end."""
         digest = self._digest.hexdigest().encode()
@@ -61,15 +70,17 @@ class Archive:
         self._put_header(header)
         self._put(digest)
         self._fill(len(digest))
+        self.end_without_digest()
+
+    def end_without_digest(self) -> None:
+        """Write the end alone."""
         self._put(bytes(2 * tarfile.BLOCKSIZE))
 
     def _add_path(
         self, header: tarfile.TarInfo, path: Path, library_path: tuple[bytes, bytes] | None
     ) -> None:
         if path.is_dir():
-            # Its time is that of the last entry: of a module that was compiled meanwhile, say.
-            header.type, header.mode = tarfile.DIRTYPE, _EXECUTABLE
-            self._put_header(header)
+            self.add_folder(header.name)
             return
         with _open(path) as file:
             found = os.fstat(file.fileno())

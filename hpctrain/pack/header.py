@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import stat
+import struct
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hpctrain.errors import ConfigError
 from hpctrain.printable import show_controls
@@ -23,9 +24,13 @@ MANIFEST, RELOCATE, DIGEST = "hpctrain-pack.json", "hpctrain-pack.py", "hpctrain
 FORK_CLIENT = "hpctrain-fork-client.py"
 """What a launcher starts in a rank's place, wherever hpctrain itself is in the archive."""
 ENVIRONMENT, BASE, FURTHER = "env", "base", "with"
+TAR, SQUASHFS = "tar", "squashfs"
+"""Kinds of files: nodes unpack the first, and mount the second."""
 TRAILER_BYTES = 4 * tarfile.BLOCKSIZE
 """Header and content of `DIGEST`, and the two empty blocks that end an archive."""
 _MOST_MANIFEST_BYTES = 64 * 2**20
+# The superblock of squashfs begins with the magic; mksquashfs fills the last page of an image.
+_MAGIC, _IMAGE_SIZE, _PAGE_BYTES = b"hsqs", struct.Struct("<40xQ"), 4096
 _DIGITS = 64
 _BLOCK_BYTES = 2**20
 
@@ -58,6 +63,8 @@ class EnvironmentPack:
     """Directories of modules elsewhere that are packed too."""
     module_paths: tuple[str, ...]
     """Directories of modules that its interpreter finds by itself, where they were packed from."""
+    form: str = TAR
+    """`TAR`; `SQUASHFS` if nodes mount it."""
     directory: str = "$TMPDIR"
     """Where nodes unpack it, with unexpanded variables."""
 
@@ -65,6 +72,12 @@ class EnvironmentPack:
     def total_bytes(self) -> int:
         """Size of the file."""
         return self.size + TRAILER_BYTES
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of ``hpctrain pack`` with which it was packed, but for the file."""
+        words = [word for place in self.further for word in ("--with", place)]
+        return (*words, *(() if self.form == TAR else ("--format", self.form)))
 
     @property
     def name(self) -> str:
@@ -84,13 +97,17 @@ def read_pack(path: Path) -> tuple[EnvironmentPack, dict[str, Any]]:
     """
     again = "Write it again: hpctrain pack -o FILE --force."
     try:
-        with open_regular(path, follow_links=True) as file, tarfile.open(fileobj=file) as archive:
-            first = archive.next()
-            if first is None or first.name != MANIFEST or first.size > _MOST_MANIFEST_BYTES:
-                raise ConfigError(f"{path} is not a packed environment. {again}")
-            content = archive.extractfile(first)
-            assert content is not None
-            manifest = json.loads(content.read())
+        with open_regular(path, follow_links=True) as file:
+            # Of an image the manifest lies behind it.
+            image = image_bytes(file)
+            file.seek(image)
+            with tarfile.open(fileobj=file) as archive:
+                first = archive.next()
+                if first is None or first.name != MANIFEST or first.size > _MOST_MANIFEST_BYTES:
+                    raise ConfigError(f"{path} is not a packed environment. {again}")
+                content = archive.extractfile(first)
+                assert content is not None
+                manifest = json.loads(content.read())
             size = file.seek(0, 2) - TRAILER_BYTES
             file.seek(max(size, 0))
             digest = _read_trailer(file.read(TRAILER_BYTES))
@@ -101,7 +118,7 @@ def read_pack(path: Path) -> tuple[EnvironmentPack, dict[str, Any]]:
             )
         if digest is None:
             raise ConfigError(f"{path} is cut off: its digest is missing at the end. {again}")
-        return _make(path, size, digest, manifest), manifest
+        return _make(path, size, digest, manifest, form=SQUASHFS if image else TAR), manifest
     except ConfigError:
         # It is a ValueError, too.
         raise
@@ -114,6 +131,19 @@ def read_pack(path: Path) -> tuple[EnvironmentPack, dict[str, Any]]:
         raise ConfigError(f"{path} is not a packed environment, or damaged. {again}") from error
 
 
+def image_bytes(file: IO[bytes]) -> int:
+    """Return the size of the image of squashfs that a file begins with; 0 without one.
+
+    Not collective.
+    """
+    file.seek(0)
+    block = file.read(_IMAGE_SIZE.size)
+    if len(block) < _IMAGE_SIZE.size or not block.startswith(_MAGIC):
+        return 0
+    (used,) = _IMAGE_SIZE.unpack(block)
+    return -(-int(used) // _PAGE_BYTES) * _PAGE_BYTES
+
+
 def digest_of(path: Path, size: int) -> str:
     """Return the digest of the first bytes of a file. Not collective.
 
@@ -122,12 +152,17 @@ def digest_of(path: Path, size: int) -> str:
     OSError
         If it cannot be read.
     """
-    digest = hashlib.sha256()
     with open_regular(path, follow_links=True) as file:
-        while size > 0 and (data := file.read(min(size, _BLOCK_BYTES))):
-            digest.update(data)
-            size -= len(data)
-    return digest.hexdigest()
+        return begin_digest(file, size).hexdigest()
+
+
+def begin_digest(file: IO[bytes], size: int) -> hashlib._Hash:
+    """Return what digests a file, after its next bytes. Not collective."""
+    digest = hashlib.sha256()
+    while size > 0 and (data := file.read(min(size, _BLOCK_BYTES))):
+        digest.update(data)
+        size -= len(data)
+    return digest
 
 
 def _explain_closed(path: Path) -> str:
@@ -169,7 +204,9 @@ def distributions_of(site_packages: Sequence[Path]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _make(path: Path, size: int, digest: str, manifest: dict[str, Any]) -> EnvironmentPack:
+def _make(
+    path: Path, size: int, digest: str, manifest: dict[str, Any], *, form: str
+) -> EnvironmentPack:
     texts = {
         name: manifest[name]
         for name in ("python", "hpctrain", "prefix", "interpreter", "starter", "base")
@@ -187,6 +224,7 @@ def _make(path: Path, size: int, digest: str, manifest: dict[str, Any]) -> Envir
         unpacked_bytes=int(manifest["bytes"]),
         further=further,
         module_paths=module_paths,
+        form=form,
         **texts,
     )
 

@@ -30,11 +30,16 @@ from hpctrain.pack.header import (
     FORMAT,
     MANIFEST,
     RELOCATE,
+    SQUASHFS,
+    TAR,
     EnvironmentPack,
+    begin_digest,
     digest_of,
     distributions_of,
+    image_bytes,
     read_pack,
 )
+from hpctrain.pack.squashfs import check_program, compile_members, write_image
 from hpctrain.pack.walk import Member, unreadable
 from hpctrain.version import __version__
 
@@ -54,7 +59,9 @@ class Packed:
     """The interpreter that every node needs, as it is not packed."""
 
 
-def write_pack(path: Path, *, further: Sequence[Path] = (), overwrite: bool = False) -> Packed:
+def write_pack(
+    path: Path, *, further: Sequence[Path] = (), overwrite: bool = False, form: str = TAR
+) -> Packed:
     """Write the environment of this process into one file.
 
     Not collective. An unchanged environment gives the same bytes. The file is read again before it
@@ -68,6 +75,8 @@ def write_pack(path: Path, *, further: Sequence[Path] = (), overwrite: bool = Fa
         Further directories of modules.
     overwrite
         Whether an existing file is replaced.
+    form
+        `TAR` or `SQUASHFS`.
 
     Raises
     ------
@@ -79,6 +88,8 @@ def write_pack(path: Path, *, further: Sequence[Path] = (), overwrite: bool = Fa
         If it cannot be written.
     """
     path = Path(os.path.abspath(path))
+    if form == SQUASHFS:
+        check_program()
     environment = find_environment(further)
     check_own_package(environment)
     _check_target(path, environment, overwrite=overwrite)
@@ -86,7 +97,7 @@ def write_pack(path: Path, *, further: Sequence[Path] = (), overwrite: bool = Fa
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     beside = name_beside(path)
     try:
-        num_files = _write(beside, environment)
+        num_files = _write(beside, environment, form=form)
         pack, _ = read_pack(beside)
         if digest_of(beside, pack.size) != pack.sha256:
             raise HpctrainError(
@@ -144,10 +155,11 @@ def _link(beside: Path, path: Path) -> None:
         os.replace(beside, path)
 
 
-def _write(path: Path, environment: Environment) -> int:
-    """Write the archive; return the number of its files."""
+def _write(path: Path, environment: Environment, *, form: str) -> int:
+    """Write the file; return the number of those in it."""
     members = list(list_members(environment))
     sizes = [_size(member) for member in members]
+    places = uncompiled(environment)
     manifest = {
         "format": FORMAT,
         "hpctrain": __version__,
@@ -157,7 +169,7 @@ def _write(path: Path, environment: Environment) -> int:
         "base": "" if environment.base is None else str(environment.base),
         "interpreter": environment.in_archive(environment.interpreter),
         "starter": environment.starter(),
-        "compile": uncompiled(environment),
+        "compile": places if form == TAR else [],
         "module_paths": _module_paths(environment),
         "further": [str(place) for place in environment.further],
         "editable_sha256": digest_editable(environment),
@@ -170,14 +182,42 @@ def _write(path: Path, environment: Environment) -> int:
         Member(name=RELOCATE, content=Path(relocate.__file__).read_bytes()),
         Member(name=FORK_CLIENT, content=_FORK_CLIENT.read_bytes()),
     ]
-    with open(create_file(path), "wb") as file:
-        archive = Archive(file)
-        for member in (*own, *members):
-            archive.add(member)
+    if form == SQUASHFS:
+        members = [*compile_members(members, places)]
+    return write_members(path, [*own, *members], form=form)
+
+
+def write_members(path: Path, members: Sequence[Member], *, form: str) -> int:
+    """Write what is packed, the manifest first; return the number of files.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If a member cannot be read.
+    HpctrainError
+        If no image can be made of them.
+    OSError
+        If the file exists, or cannot be written.
+    """
+    with open(create_file(path, os.O_RDWR), "r+b") as file:
+        if form == TAR:
+            archive = Archive(file)
+            for member in members:
+                archive.add(member)
+            num_files = archive.num_files
+        else:
+            num_files = write_image(path, members)
+            image = image_bytes(file)
+            file.seek(0)
+            archive = Archive(file, digest=begin_digest(file, image))
+            # Who only asks what it is does not mount it.
+            archive.add(members[0])
         archive.end()
         file.flush()
         os.fsync(file.fileno())
-    return archive.num_files
+    return num_files
 
 
 def _module_paths(environment: Environment) -> list[str]:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from posixpath import normpath
 
-from hpctrain.pack.header import ENVIRONMENT, EnvironmentPack
+from hpctrain.pack.header import ENVIRONMENT, SQUASHFS, EnvironmentPack
+from hpctrain.plan.environment_mount import MOUNT_FUNCTIONS
 
 MARK = "hpctrain-pack "
 """Beginning of the lines that nodes print, before their names."""
 READY, FAILED, READS = "ready", "failed:", "reads the shared file:"
+UNPACKS = "cannot mount it:"
 """What nodes print of themselves."""
 
 SHARED_FILESYSTEMS = (
@@ -20,14 +22,17 @@ SHARED_FILESYSTEMS = (
 """How the names of filesystems begin, for the kernel and ``stat``, that many machines mount."""
 
 # Ends when it gets SIGUSR1, and holds a lock until then. Signals of a preemption, and the warning
-# before the time limit, are for the ranks. Only programs of coreutils, findutils, util-linux, tar:
-# the Python that it brings is not there yet, and the shared one is not to be touched.
+# before the time limit, are for the ranks. Only programs of coreutils, findutils, util-linux, tar,
+# and what mounts an image: the Python that it brings is not there yet, and the shared one is not to
+# be touched.
 _SCRIPT = r"""
 place=$1 name=$2 sha256=$3 size=$4 total=$5 unpacked=$6 copy=$7 file=$8 starter=$9 patience=${10}
+run=${11}
 node=${SLURMD_NODENAME:-$(uname -n)}
 say() { printf 'hpctrain-pack %s %s\n' "$node" "$*"; }
 fail() { say "failed: $*"; exit 66; }
 leaving= sleeper=
+MOUNT_FUNCTIONS
 trap '' TERM CONT USR2
 trap 'leaving=yes' USR1
 umask 077
@@ -49,23 +54,34 @@ enter() {
 is_same() {
   [ "$(stat -L -c %d:%i "/proc/self/fd/$1" 2>/dev/null)" = "$(stat -c %d:%i "$2" 2>/dev/null)" ]
 }
+# What a killed run has mounted has to go before its directory can.
+discard() {
+  if grep -q "/hpctrain-packs-$user/" /proc/self/mounts; then
+    for each in "$1" "$1"/*; do
+      # A mount whose process was killed is not even found by its name.
+      [ -d "$each" ] && [ ! -L "$each" ] && unmount "$each/mount"
+    done
+  fi
+  rm -rf -- "$1"
+}
 enter
 # Of jobs that were killed: no process holds their locks.
 for other in *; do
   [ "$other" != "$name" ] && [ -d "$other" ] || continue
-  { flock -n -x 8 && is_same 8 "$other" && rm -rf -- "$other"; } 8<"$other" 2>/dev/null
+  { flock -n -x 8 && is_same 8 "$other" && discard "$other"; } 8<"$other" 2>/dev/null
 done
 find "$place" -maxdepth 1 -type f -user "$user" -name "hpctrain-packs-$user-*.copy" -mmin +15 \
   -delete 2>/dev/null
 undo() {
   # Slurm sends it to every process of the step, and rm would end by it.
   trap '' USR1
-  rm -rf -- "$copy" "$name"
+  rm -f -- "$copy"
+  discard "$name"
   cd / && rmdir -- "$root" 2>/dev/null
   fail "$@"
 }
 unpack() {
-  find "$name" -mindepth 1 -delete
+  for old in "$name"/*; do discard "$old"; done
   if [ "$(stat -c '%F %u %s' -- "$copy" 2>/dev/null)" != "regular file $user $total" ]; then
     rm -f -- "$copy"
     [ "$(stat -L -c %s -- "$file" 2>/dev/null)" = "$total" ] ||
@@ -76,6 +92,11 @@ unpack() {
   fi
   set -- $(head -c "$size" -- "$copy" | sha256sum)
   [ "$1" = "$sha256" ] || undo "the digest of $file is $1, and was $sha256 when the run was begun"
+  if [ -n "$run" ]; then
+    chmod 600 -- "$copy" && mv -- "$copy" "$name/image" && : > "$name/ready" ||
+      undo "$root is full"
+    return
+  fi
   room "$unpacked"
   tar -xf "$copy" -C "$name" --no-same-owner || undo "tar cannot unpack it in $root"
   rm -f -- "$copy"
@@ -86,7 +107,7 @@ unpack() {
 room() {
   free=$(df -Pk . | awk 'NR == 2 { print $4 }')
   [ "${free:-0}" -ge "$(($1 / 1024))" ] ||
-    undo "$place has $((free / 1024)) MiB left, and $(($1 / 1048576)) MiB are needed"
+    ${2:-undo} "$place has $((free / 1024)) MiB left, and $(($1 / 1048576)) MiB are needed"
 }
 while :; do
   # Another job may have removed what it left as the last one.
@@ -103,27 +124,88 @@ while :; do
   is_same 9 "$name" && [ -e "$name/ready" ] && break
 done
 rm -f -- "$copy"
+# Each run mounts the image for itself: what serves the files ends with the step that started it,
+# and jobs may not see each other's mounts.
+keep_run() {
+  own=$name/$run tree=$name/$run/mount
+  {
+    flock -w "$patience" -x 7 || leave "another job has unpacked it for more than $patience s"
+    for other in "$name"/*; do
+      [ -d "$other" ] && [ "$other" != "$name/tree" ] || continue
+      { flock -n -x 8 && discard "$other"; } 8<"$other" 2>/dev/null
+    done
+    mkdir -m 700 -- "$own" "$tree" 2>/dev/null && command exec 6<"$own" && flock -n -s 6 ||
+      leave "$root is full"
+    if ! mount_image "$name/image" "$tree" "$own/log"; then
+      say "cannot mount it: $why"
+      fuse=
+      unpack_image
+    fi
+  } 7<"$name/image"
+  why=$("$tree/$starter" -I -S "$tree/hpctrain-pack.py" "$own" 2>&1) && return
+  why=${why##*
+}
+  leave "${why:-the interpreter in it does not start}"
+}
+unpack_image() {
+  command -v unsquashfs >/dev/null ||
+    leave "it cannot be mounted, and there is no unsquashfs to unpack it with: $why"
+  if [ ! -e "$name/unpacked" ]; then
+    rm -rf -- "$name/tree"
+    room "$unpacked" leave
+    unsquashfs -no-progress -dest "$name/tree" "$name/image" >"$own/log" 2>&1 ||
+      leave "unsquashfs cannot unpack it in $root: $(tail -n 1 -- "$own/log")"
+    : > "$name/unpacked"
+  fi
+  rmdir -- "$tree" && ln -s ../tree "$tree"
+}
+leave() {
+  trap '' USR1
+  [ -z "$fuse" ] || kill -KILL "$fuse" 2>/dev/null
+  [ -z "$run" ] || discard "$name/$run"
+  # The last job that leaves removes it.
+  flock -n -x 9 && discard "$name"
+  cd / && rmdir -- "$root" 2>/dev/null
+  [ -z "$*" ] || fail "$@"
+  exit 0
+}
+[ -z "$run" ] || keep_run
 say "ready"
-sleep 2147483647 9<&- &
-sleeper=$!
+if [ -n "$fuse" ]; then
+  sleeper=$fuse
+else
+  sleep 2147483647 6<&- 9<&- &
+  sleeper=$!
+fi
 trap 'leaving=yes; kill -KILL "$sleeper"' USR1
-while [ -z "$leaving" ]; do wait "$sleeper"; done 2>/dev/null
+while [ -z "$leaving" ]; do
+  wait "$sleeper"
+  [ -z "$fuse" ] || [ -n "$leaving" ] || kill -0 "$fuse" && continue
+  # Ranks that are started again find it.
+  sleep 0.2
+  unmount "$own/mount"
+  mount_image "$name/image" "$own/mount" "$own/log" || leave "it cannot be mounted again: $why"
+  sleeper=$fuse
+done 2>/dev/null
 trap '' USR1
 # It ignores what this shell ignores.
 kill -KILL "$sleeper" 2>/dev/null
 # The signal may have ended an rm above.
 rm -f -- "$copy"
-# The last job that leaves removes it.
-flock -n -x 9 && rm -rf -- "$name"
-cd / && rmdir -- "$root" 2>/dev/null
-exit 0
-""".replace("SHARED_FILESYSTEMS", "|".join(f"{name}*" for name in SHARED_FILESYSTEMS))
+leave
+"""
+_SCRIPT = _SCRIPT.replace(
+    "SHARED_FILESYSTEMS", "|".join(f"{name}*" for name in SHARED_FILESYSTEMS)
+).replace("MOUNT_FUNCTIONS", MOUNT_FUNCTIONS)
 
 
-def unpack_argv(pack: EnvironmentPack, *, place: str, copy: str, patience_s: float) -> list[str]:
-    """Return the command that unpacks an environment on a node, and keeps it until SIGUSR1.
+def unpack_argv(
+    pack: EnvironmentPack, *, place: str, copy: str, patience_s: float, run: str
+) -> list[str]:
+    """Return the command that unpacks or mounts an environment on a node, and keeps it there.
 
-    Pure; not collective. It prints `MARK`, the name of the node, and `READY`, or why not.
+    Pure; not collective. It prints `MARK`, the name of the node, and `READY`, or why not. It ends
+    by SIGUSR1.
 
     Parameters
     ----------
@@ -135,10 +217,12 @@ def unpack_argv(pack: EnvironmentPack, *, place: str, copy: str, patience_s: flo
         File of the node that holds a copy of the pack, or gets one.
     patience_s
         Seconds that another job of the same user may take to unpack the same environment.
+    run
+        Name of what the run mounts.
     """
     words = (
         *(place, pack.name, pack.sha256, pack.size, pack.total_bytes, pack.unpacked_bytes),
-        *(copy, pack.path, pack.starter, int(patience_s)),
+        *(copy, pack.path, pack.starter, int(patience_s), run if pack.form == SQUASHFS else ""),
     )
     return ["sh", "-c", _SCRIPT, "hpctrain-pack", *map(str, words)]
 
@@ -148,9 +232,10 @@ def broadcast_argv(pack: EnvironmentPack, *, copy: str) -> list[str]:
     return ["sbcast", pack.path, copy]
 
 
-def unpacked_at(pack: EnvironmentPack, *, place: str, user: int) -> str:
-    """Return where `unpack_argv` unpacks it. Pure; not collective."""
-    return f"{root_of_packs(place, user=user)}/{pack.name}"
+def unpacked_at(pack: EnvironmentPack, *, place: str, user: int, run: str) -> str:
+    """Return where `unpack_argv` unpacks it, or links what it mounts. Pure; not collective."""
+    shared = f"{root_of_packs(place, user=user)}/{pack.name}"
+    return f"{shared}/{run}" if pack.form == SQUASHFS else shared
 
 
 def root_of_packs(place: str, *, user: int) -> str:

@@ -22,6 +22,7 @@ BENCHMARKS = TESTS.parents[1] / "benchmarks"
 
 NOT_STARTED = {
     "pack.py": "it packs an environment, and that of the tests has some GiB",
+    "pack_start.py": "it packs an environment, and that of the tests has some GiB",
     "shared_storage.py": "it packs an environment, and that of the tests has some GiB",
 }
 

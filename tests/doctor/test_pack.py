@@ -17,6 +17,7 @@ from hpctrain.doctor.finding import Finding, Level
 from hpctrain.doctor.pack import check_pack, check_places, describe_place
 from hpctrain.pack.header import EnvironmentPack
 from hpctrain.plan.environment_pack import root_of_packs
+from tests.pack.mounts import require_squashfs
 from tests.pack.tiny import write_tiny_pack
 
 
@@ -141,3 +142,37 @@ def test_the_file_and_what_is_unpacked_are_there_at_once(pack: EnvironmentPack) 
     large = replace(pack, unpacked_bytes=2**30)
     (found,) = check(large, node(large, "n1"), node(large, "n2"))
     assert found.level is Level.WARNING
+
+
+def test_an_image_is_tried_and_needs_the_room_of_the_file_alone(tmp_path: Path) -> None:
+    require_squashfs()
+    image = write_tiny_pack(tmp_path / "e.squashfs", form="squashfs", bytes=2**40)
+    found = describe_place(Path(image.path), tmp_path)
+    assert (found["no_mount"], found["unpacks"]) == (None, True)
+    assert sorted(os.listdir(tmp_path)) == ["e.sh", "e.squashfs"]
+    (finding,) = check(image, {**found, "kind": "tmpfs"}, wanted=1)
+    assert finding.level is Level.OK
+
+
+UNMOUNTED: dict[str, tuple[bool, Level, str]] = {
+    "unpacks": (True, Level.WARNING, "on n2: it cannot be mounted (no fuse)"),
+    "neither": (False, Level.ERROR, "it cannot be mounted (no fuse), or unpacked: no unsquashfs"),
+}
+
+
+@pytest.mark.parametrize(("unpacks", "level", "what"), UNMOUNTED.values(), ids=list(UNMOUNTED))
+def test_nodes_that_cannot_mount_an_image_are_named(
+    pack: EnvironmentPack, unpacks: bool, level: Level, what: str
+) -> None:
+    image = replace(pack, form="squashfs", unpacked_bytes=2**20)
+    answers = [node(pack, "n1"), node(pack, "n2", no_mount="no fuse", unpacks=unpacks)]
+    first, *room = check(image, *answers)
+    assert first.level is level
+    assert what in first.what
+    assert first.step
+    assert [finding.level for finding in room] == ([Level.OK] if unpacks else [])
+    # The node that unpacks it needs the room for that.
+    large = replace(image, unpacked_bytes=2**40)
+    assert check(large, node(pack, "n1"))[-1].level is Level.OK
+    if unpacks:
+        assert check(large, *answers)[-1].level is not Level.OK

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.execute.node_environment import NodeEnvironment, read_node_answers
+from hpctrain.execute.node_environment import (
+    Brought,
+    NodeEnvironment,
+    read_node_answers,
+    read_unmounted,
+)
 from hpctrain.pack.header import EnvironmentPack
 from tests.pack.tiny import write_tiny_pack
 
@@ -53,3 +58,40 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest
     pack = replace(write_tiny_pack(tmp_path / "e.tar"), directory="$LOCAL_DISK")
     with pytest.raises(ConfigError, match=r"LOCAL_DISK"):
         NodeEnvironment(pack)
+
+
+def test_nodes_that_unpack_an_image_are_named_by_reason():
+    printed = (
+        "hpctrain-pack node1 reads the shared file: /a b\n"
+        "hpctrain-pack node1 cannot mount it: squashfuse: no device\n"
+        "0: hpctrain-pack node2 cannot mount it: squashfuse: no device\n"
+        "hpctrain-pack node4 cannot mount it: there is no squashfuse on PATH\n"
+        "hpctrain-pack node1 ready\n"
+        "hpctrain-pack node2 ready\n"
+        "hpctrain-pack node4 ready\n"
+    )
+    answers = read_node_answers(printed)
+    assert answers["node1"] == "reads the shared file: /a b ready"
+    assert answers["node2"] == answers["node4"] == "ready"
+    brought = Brought(
+        nodes=tuple(answers),
+        by="read",
+        reading=(),
+        why="",
+        unmounted=read_unmounted(printed),
+        seconds=1.0,
+    )
+    assert brought.unmounted_by_reason() == [
+        ("node[1-2]", "squashfuse: no device"),
+        ("node4", "there is no squashfuse on PATH"),
+    ]
+
+
+def test_each_run_mounts_an_image_for_itself(tmp_path: Path):
+    from dataclasses import replace
+
+    image = replace(write_tiny_pack(tmp_path / "e.tar"), form="squashfs", directory=str(tmp_path))
+    first, second = NodeEnvironment(image), NodeEnvironment(image)
+    assert first.python != second.python
+    assert Path(first.python).parents[3] == Path(second.python).parents[3]
+    assert first.fork_client == first.python.replace("/env/bin/python", "/hpctrain-fork-client.py")

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.pack.mounts import require_squashfs
+
 _ROOT = Path(__file__).parents[2]
 _DIRECT = ("cloudpickle", "mpi4py", "mpich", "rich", "submitit", "typer", "xxhash")
 # As setuptools writes it, and shorter.
@@ -160,3 +162,13 @@ def packed(
     """Return the file of the packed environment, and what the command printed."""
     path = tmp_path_factory.mktemp("packed") / "environment.tar"
     return path, small_environment.pack(path)
+
+
+@pytest.fixture(scope="session")
+def packed_image(
+    tmp_path_factory: pytest.TempPathFactory, small_environment: SmallEnvironment
+) -> tuple[Path, dict[str, Any]]:
+    """Return the same as an image of squashfs, and what the command printed."""
+    require_squashfs()
+    path = tmp_path_factory.mktemp("packed") / "environment.squashfs"
+    return path, small_environment.pack(path, "--format", "squashfs")

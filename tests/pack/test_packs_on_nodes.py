@@ -27,7 +27,7 @@ TIMEOUT_S = 240
 _ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 import hpctrain
 from hpctrain import BackendConfig, Checkpoint, DataParallelTrainer, FailureConfig, HpctrainError
 from hpctrain import RunConfig, ScalingConfig, SlurmConfig
@@ -47,6 +47,9 @@ def train(config):
     world.barrier()
     if first and config.get("killed") == world.rank:
         os.kill(os.getpid(), signal.SIGKILL)
+    while config.get("waits"):
+        open("begun", "w").close()
+        time.sleep(0.1)
     places = [sys.prefix, sys.executable, hpctrain.__file__, mpi4py.__file__, *sys.path]
     with open(f"/proc/{os.getppid()}/cmdline") as file:
         parent = file.read().split(chr(0))

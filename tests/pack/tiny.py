@@ -7,12 +7,14 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from hpctrain.pack.archive import Archive
-from hpctrain.pack.header import FORMAT, MANIFEST, EnvironmentPack, read_pack
+from hpctrain.pack.header import FORMAT, MANIFEST, TAR, EnvironmentPack, read_pack
 from hpctrain.pack.walk import Member
+from hpctrain.pack.writer import write_members
 
 
-def write_tiny_pack(path: Path, *, starter: str = "exit 0", **fields: Any) -> EnvironmentPack:
+def write_tiny_pack(
+    path: Path, *, starter: str = "exit 0", form: str = TAR, **fields: Any
+) -> EnvironmentPack:
     """Write a pack; its interpreter is a script of the shell."""
     program = path.with_suffix(".sh")
     program.write_text(f"#!/bin/sh\n{starter}\n")
@@ -33,10 +35,11 @@ def write_tiny_pack(path: Path, *, starter: str = "exit 0", **fields: Any) -> En
         "bytes": 1000,
         **fields,
     }
-    with open(path, "wb") as file:
-        archive = Archive(file)
-        archive.add(Member(name=MANIFEST, content=json.dumps(manifest).encode()))
-        for name in ("base/bin/python3.11", "env/bin/python"):
-            archive.add(Member(name=name, source=program))
-        archive.end()
+    names = ("base/bin/python3.11", "env/bin/python")
+    members = [
+        Member(name=MANIFEST, content=json.dumps(manifest).encode()),
+        *(Member(name=name, source=program) for name in names),
+    ]
+    path.unlink(missing_ok=True)
+    write_members(path, members, form=form)
     return read_pack(path)[0]

@@ -6,92 +6,16 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpctrain.pack.header import EnvironmentPack
-from hpctrain.plan.environment_pack import is_packed, node_variables, unpack_argv, unpacked_at
+from hpctrain.plan.environment_pack import is_packed, node_variables, unpacked_at
+from tests.pack.mounts import require_squashfs
 from tests.pack.tiny import write_tiny_pack
-
-TIMEOUT_S = 30
-
-
-class Node:
-    """The process of one job on a node."""
-
-    def __init__(
-        self, pack: EnvironmentPack, place: Path, *, copy: bytes | None = None, path: str = ""
-    ) -> None:
-        self.copy = place / f"hpctrain-packs-{os.geteuid()}-{os.urandom(4).hex()}.copy"
-        if copy is not None:
-            self.copy.write_bytes(copy)
-        variables = {**os.environ, "SLURMD_NODENAME": "node1"}
-        variables["PATH"] = f"{path}:{variables['PATH']}"
-        self.process = subprocess.Popen(
-            unpack_argv(pack, place=str(place), copy=str(self.copy), patience_s=20),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=variables,
-            start_new_session=True,
-        )
-
-    def answer(self) -> list[str]:
-        """Return what it prints until it is ready, or has failed."""
-        lines = []
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            lines.append(line.removeprefix("hpctrain-pack node1 ").rstrip())
-            if lines[-1] == "ready":
-                break
-        return lines
-
-    def leave(self) -> None:
-        """Let it remove the copy if it is the last one."""
-        for _ in range(TIMEOUT_S * 2):
-            self.process.send_signal(signal.SIGUSR1)
-            with suppress(subprocess.TimeoutExpired):
-                # A single one is without effect now and then, see NodeEnvironment.
-                self.process.wait(0.5)
-                break
-        assert self.process.returncode in (0, 66)
-
-
-class Nodes:
-    """Starts such processes, and ends them."""
-
-    def __init__(self) -> None:
-        self._nodes: list[Node] = []
-
-    def __call__(self, *args: object, **options: object) -> Node:
-        """Start one."""
-        self._nodes.append(Node(*args, **options))  # type: ignore[arg-type]
-        return self._nodes[-1]
-
-    def close(self) -> None:
-        """End them: what is left of one waits in a process of its own."""
-        for node in self._nodes:
-            if node.process.poll() is None:
-                node.leave()
-            assert node.process.stdout is not None
-            node.process.stdout.close()
-
-
-@pytest.fixture
-def start() -> Iterator[Nodes]:
-    nodes = Nodes()
-    yield nodes
-    nodes.close()
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "a disk").mkdir()
-    return tmp_path / "a disk"
+from tests.plan.pack_nodes import TIMEOUT_S, Nodes
 
 
 @pytest.fixture
@@ -99,8 +23,16 @@ def pack(tmp_path: Path) -> EnvironmentPack:
     return write_tiny_pack(tmp_path / "environment.tar")
 
 
+@pytest.fixture(params=["tar", "squashfs"])
+def any_pack(request: pytest.FixtureRequest, tmp_path: Path) -> EnvironmentPack:
+    """Return a pack that nodes unpack, and one that they mount."""
+    if request.param == "squashfs":
+        require_squashfs()
+    return write_tiny_pack(tmp_path / f"environment.{request.param}", form=request.param)
+
+
 def unpacked(pack: EnvironmentPack, place: Path) -> Path:
-    return Path(unpacked_at(pack, place=str(place), user=os.geteuid()))
+    return Path(unpacked_at(pack, place=str(place), user=os.geteuid(), run=""))
 
 
 def test_a_copy_is_unpacked_kept_and_removed(
@@ -123,16 +55,16 @@ def test_a_copy_is_unpacked_kept_and_removed(
 
 
 def test_without_a_copy_the_node_reads_the_file_and_says_so(
-    start: Nodes, pack: EnvironmentPack, place: Path
+    start: Nodes, any_pack: EnvironmentPack, place: Path
 ) -> None:
-    assert start(pack, place).answer() == [f"reads the shared file: {pack.path}", "ready"]
+    assert start(any_pack, place).answer() == [f"reads the shared file: {any_pack.path}", "ready"]
 
 
 def test_a_copy_that_is_cut_off_is_not_used(
-    start: Nodes, pack: EnvironmentPack, place: Path
+    start: Nodes, any_pack: EnvironmentPack, place: Path
 ) -> None:
-    node = start(pack, place, copy=Path(pack.path).read_bytes()[:-100])
-    assert node.answer() == [f"reads the shared file: {pack.path}", "ready"]
+    node = start(any_pack, place, copy=Path(any_pack.path).read_bytes()[:-100])
+    assert node.answer() == [f"reads the shared file: {any_pack.path}", "ready"]
 
 
 def test_two_jobs_share_a_copy_and_the_last_one_removes_it(
@@ -197,7 +129,7 @@ def test_what_was_half_unpacked_is_unpacked_again(
 
 @pytest.mark.parametrize("kind", ["mode", "link", "owner", "file"])
 def test_a_directory_that_others_could_have_made_is_refused(
-    start: Nodes, pack: EnvironmentPack, place: Path, tmp_path: Path, kind: str
+    start: Nodes, any_pack: EnvironmentPack, place: Path, tmp_path: Path, kind: str
 ) -> None:
     folder = place / f"hpctrain-packs-{os.geteuid()}"
     if kind == "mode":
@@ -213,7 +145,7 @@ def test_a_directory_that_others_could_have_made_is_refused(
         os.chown(folder, 12345, 12345)
     else:
         folder.write_text("")
-    node = start(pack, place)
+    node = start(any_pack, place)
     (said,) = [line for line in node.answer() if line.startswith("failed:")]
     why = "cannot be made or entered" if kind == "file" else "only this user can enter (mode 700)"
     assert said.endswith(why)
@@ -222,41 +154,42 @@ def test_a_directory_that_others_could_have_made_is_refused(
 
 
 def test_a_pack_that_has_changed_is_refused_and_nothing_stays(
-    start: Nodes, pack: EnvironmentPack, place: Path
+    start: Nodes, any_pack: EnvironmentPack, place: Path
 ) -> None:
-    content = bytearray(Path(pack.path).read_bytes())
+    content = bytearray(Path(any_pack.path).read_bytes())
     content[600] ^= 1
-    Path(pack.path).write_bytes(content)
-    *_, said = start(pack, place).answer()
-    assert said.startswith(f"failed: the digest of {pack.path} is ")
-    assert said.endswith(f"and was {pack.sha256} when the run was begun")
+    Path(any_pack.path).write_bytes(content)
+    *_, said = start(any_pack, place).answer()
+    assert said.startswith(f"failed: the digest of {any_pack.path} is ")
+    assert said.endswith(f"and was {any_pack.sha256} when the run was begun")
     assert os.listdir(place) == []
 
 
 def test_a_signal_for_the_whole_step_does_not_end_what_removes_a_copy(
-    start: Nodes, pack: EnvironmentPack, place: Path, tmp_path: Path
+    start: Nodes, any_pack: EnvironmentPack, place: Path, tmp_path: Path
 ) -> None:
     programs = tmp_path / "signalled"
     programs.mkdir()
     # Slurm sends a signal to every process of a step, and so to this one.
     (programs / "rm").write_text(f'#!/bin/sh\nkill -USR1 $$\nexec {shutil.which("rm")} "$@"\n')
     (programs / "rm").chmod(0o755)
-    content = bytearray(Path(pack.path).read_bytes())
+    content = bytearray(Path(any_pack.path).read_bytes())
     content[600] ^= 1
-    node = start(pack, place, copy=bytes(content), path=str(programs))
+    node = start(any_pack, place, copy=bytes(content), path=str(programs))
     assert node.answer()[-1].startswith("failed: the digest of ")
     node.leave()
     assert os.listdir(place) == []
 
 
 def test_a_pack_that_is_cut_off_or_gone_is_named(
-    start: Nodes, pack: EnvironmentPack, place: Path
+    start: Nodes, any_pack: EnvironmentPack, place: Path
 ) -> None:
-    os.truncate(pack.path, 1000)
-    gone = f"failed: {pack.path} is not there, or has not the {pack.total_bytes} bytes any more"
-    assert start(pack, place).answer()[-1].startswith(gone)
-    os.unlink(pack.path)
-    assert start(pack, place).answer()[-1].startswith(gone)
+    os.truncate(any_pack.path, 1000)
+    size = any_pack.total_bytes
+    gone = f"failed: {any_pack.path} is not there, or has not the {size} bytes any more"
+    assert start(any_pack, place).answer()[-1].startswith(gone)
+    os.unlink(any_pack.path)
+    assert start(any_pack, place).answer()[-1].startswith(gone)
 
 
 def test_a_full_disk_is_named_before_it_is_filled(
@@ -269,7 +202,7 @@ def test_a_full_disk_is_named_before_it_is_filled(
 
 
 def test_a_directory_that_nodes_share_is_refused(
-    start: Nodes, pack: EnvironmentPack, place: Path, tmp_path: Path
+    start: Nodes, any_pack: EnvironmentPack, place: Path, tmp_path: Path
 ) -> None:
     # Of a mount: what `stat -f` says of Lustre.
     programs = tmp_path / "bin"
@@ -277,15 +210,15 @@ def test_a_directory_that_nodes_share_is_refused(
     real = shutil.which("stat")
     (programs / "stat").write_text(f'#!/bin/sh\n[ "$1" = -f ] && echo lustre || exec {real} "$@"\n')
     (programs / "stat").chmod(0o755)
-    (said,) = start(pack, place, path=str(programs)).answer()
+    (said,) = start(any_pack, place, path=str(programs)).answer()
     assert said == f"failed: {place} is on a filesystem that nodes share (lustre)"
     assert os.listdir(place) == []
 
 
 def test_a_directory_that_is_not_there_is_named(
-    start: Nodes, pack: EnvironmentPack, tmp_path: Path
+    start: Nodes, any_pack: EnvironmentPack, tmp_path: Path
 ) -> None:
-    node = start(pack, tmp_path / "none")
+    node = start(any_pack, tmp_path / "none")
     assert node.answer() == [f"failed: there is no directory {tmp_path}/none"]
     assert node.process.wait(TIMEOUT_S) == 66
 
