@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, SupersededError
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.person_stops import PersonStops, request_stop
+from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_errors import errors_of_sweep
 
 HOW = "Tuner.restore('s', trainable).fit() goes on"
@@ -14,17 +18,25 @@ HOW = "Tuner.restore('s', trainable).fit() goes on"
 
 def message(root: Path, error: Exception) -> str:
     """Return what the error says once the next step was added."""
+    paths, sweep = SweepPaths(root=root), SimpleNamespace(reason="its job ends")
     with (
         pytest.raises(type(error)) as raised,
-        errors_of_sweep(PersonStops(SweepPaths(root=root)), HOW),
+        errors_of_sweep(paths, cast("Sweep", sweep), PersonStops(paths), HOW),
     ):
         raise error
     return str(raised.value)
 
 
+def reason(root: Path) -> str:
+    """Return what the ledger has of it."""
+    last = SweepPaths(root=root).events.read_text().splitlines()[-1]
+    return str(json.loads(last)["reason"])
+
+
 def test_a_sweep_that_its_job_stops_goes_on_in_another_one(tmp_path: Path):
     said = message(tmp_path, RunStoppedError("the sweep stopped because the job ends."))
     assert said == f"the sweep stopped because the job ends. In another job {HOW}."
+    assert reason(tmp_path) == "its job ends"
 
 
 def test_a_sweep_that_a_person_stops_goes_on_here(tmp_path: Path):
@@ -46,4 +58,5 @@ def test_an_error_of_a_scheduler_is_logged_with_the_next_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert message(tmp_path, ZeroDivisionError("in on_result")) == "in on_result"
+    assert reason(tmp_path) == "ZeroDivisionError: in on_result"
     assert f"because of an error; {HOW}" in capsys.readouterr().err
