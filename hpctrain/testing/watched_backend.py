@@ -32,6 +32,11 @@ class WatchedConfig(BackendConfig):
         """Class of the backend that watches."""
         return WatchedBackend
 
+    @property
+    def preload(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The modules of the other's ranks: they are forked where those of its users are."""
+        return self.watched.preload
+
 
 class WatchedBackend(Backend):
     """Calls the hooks of another backend.

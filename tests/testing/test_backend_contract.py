@@ -18,6 +18,11 @@ from hpctrain.torch import TorchConfig
 from hpctrain.xgboost import XGBoostConfig
 
 
+def test_ranks_of_the_contract_are_forked_where_those_of_the_users_are() -> None:
+    assert WatchedConfig(watched=TorchConfig()).preload == TorchConfig.preload != ()
+    assert WatchedConfig(watched=BackendConfig()).preload == ()
+
+
 @pytest.mark.mpi
 class TestPlainBackend(BackendContract):
     backend_config = BackendConfig()
