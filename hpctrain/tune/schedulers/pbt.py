@@ -79,6 +79,9 @@ class PopulationBasedTraining(TrialScheduler):
         given.
     """
 
+    # A pickled one of an older version lacks it.
+    _requires = False
+
     def __init__(
         self,
         time_attr: str = "time_total_s",

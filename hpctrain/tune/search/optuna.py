@@ -68,6 +68,9 @@ class OptunaSearch(Searcher):
     there was, so that it goes on where it was.
     """
 
+    # A pickled one of an older version lacks it.
+    _study_name: str | None = None
+
     def __init__(
         self,
         space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None] | None = None,
