@@ -69,6 +69,7 @@ _OTHER_RULE = (
     "subclass TrialScheduler for another rule."
 )
 _REPORTS_ITSELF = "report() inside of a trial is of the trial: leave the callback out."
+_RESOURCES = "ScalingConfig says what a trial needs."
 _TUNE_UTILS: Mapping[str, str] = {
     "wait_for_gpu": "a trial has GPUs of its own, and the trial before it has ended.",
     "validate_save_restore": "a trial is a function that calls report(), or a trainer.",
@@ -84,6 +85,7 @@ _TUNE_MODULES: Mapping[str, Mapping[str, str]] = {
     "hpctrain.tune.analysis": {"ExperimentAnalysis": _GRID},
     "hpctrain.tune.callback": {"Callback": _TUNE_CALLBACK},
     "hpctrain.tune.error": {"TuneError": _TUNE_ERROR},
+    "hpctrain.tune.execution.placement_groups": {"PlacementGroupFactory": _RESOURCES},
     "hpctrain.tune.experiment": {"Experiment": _EXPERIMENT, "Trial": _TRIAL},
     "hpctrain.tune.experiment.experiment": {"Experiment": _EXPERIMENT},
     "hpctrain.tune.experiment.trial": {"Trial": _TRIAL},
@@ -111,6 +113,7 @@ _TUNE_MODULES: Mapping[str, Mapping[str, str]] = {
         "register_input": _OF_RLLIB,
         "register_trainable": _ITSELF,
     },
+    "hpctrain.tune.resources": {"Resources": _RESOURCES},
     "hpctrain.tune.schedulers.hb_bohb": {"HyperBandForBOHB": _OTHER_RULE},
     "hpctrain.tune.schedulers.pb2": {"PB2": _OTHER_RULE},
     "hpctrain.tune.schedulers.resource_changing_scheduler": dict.fromkeys(
@@ -255,7 +258,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "Experiment": _EXPERIMENT,
         "ExperimentAnalysis": _GRID,
         "JupyterNotebookReporter": _TUNE_STATUS,
-        "PlacementGroupFactory": "ScalingConfig says what a trial needs.",
+        "PlacementGroupFactory": _RESOURCES,
         "ProgressReporter": _TUNE_STATUS,
         "ResumeConfig": "use Tuner.restore(resume_errored=True) or restart_errored=True.",
         "Stopper": "use RunConfig(stop=...), a TrialScheduler, or time_budget_s.",

@@ -365,6 +365,8 @@ def test_the_base_of_a_logarithm_makes_no_difference() -> None:
         ("experiment", "Trial", "a Result for each trial"),
         ("experiment.trial", "Trial", "a Result for each trial"),
         ("experiment.experiment", "Experiment", "use Tuner"),
+        ("resources", "Resources", "ScalingConfig"),
+        ("execution.placement_groups", "PlacementGroupFactory", "ScalingConfig"),
         ("registry", "register_env", "RLlib"),
         ("progress_reporter", "CLIReporter", "hpctrain tune status"),
         ("utils", "wait_for_gpu", "GPUs of its own"),
