@@ -28,7 +28,6 @@ from typing import Any
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
 from hpctrain.testing.slurm.processes import wait_until
 
-RANKS = (1, 4)
 FORMS = ("tar", "squashfs")
 TIMEOUT_S = 300.0
 # Calls that a parallel filesystem answers with its metadata server.
@@ -41,9 +40,11 @@ _SCRIPT = """
 import sys
 import hpctrain
 from hpctrain import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig
+from hpctrain.backend import OF_EVERY_RANK
 
 class Config(BackendConfig):
-    preload = ("hpctrain.worker.main", "hpctrain.worker.train", "cloudpickle", "mpi4py")
+    # And what this script is pickled with.
+    preload = (*OF_EVERY_RANK, "hpctrain.trainer")
 
 def train():
     from mpi4py import MPI
@@ -85,7 +86,9 @@ def count_calls(lines: Iterable[str], places: Iterable[str], *, ranks: int) -> t
                 # A client of the fork server that is refused becomes the rank itself.
                 seen.add(process)
                 of_ranks.update(_with_descendants(process, children))
-        if process in of_ranks and any(place in line for place in wanted):
+        # Without the words of a command.
+        asked = line.partition(", [")[0]
+        if process in of_ranks and any(place in asked for place in wanted):
             is_open = name.startswith("open") and "ENOENT" not in line
             opened, others = opened + is_open, others + (not is_open)
     if len(seen) != ranks:
@@ -130,11 +133,13 @@ def run(argv: list[str], *, cwd: str, environment: dict[str, str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", default=sys.executable, help="interpreter of an environment")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--json", type=Path, help="file for every number")
     arguments = parser.parse_args()
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     rows = []
-    spec = ClusterSpec(num_nodes=1, cpus_per_node=4, gpus_per_node=0, mode=best_mode())
+    cpus = max(arguments.ranks)
+    spec = ClusterSpec(num_nodes=1, cpus_per_node=cpus, gpus_per_node=0, mode=best_mode())
     # Paths of sockets must be short; nodes see the directories of this machine.
     with (
         tempfile.TemporaryDirectory(prefix="hb-", dir="/tmp") as state,
@@ -152,7 +157,7 @@ def main() -> None:
         places += packed["editable"].values()
         Path(folder, "train.py").write_text(_SCRIPT)
         print(f"{packed['files']} files, {packed['bytes'] / 2**20:.0f} MiB, {places}")
-        for ranks in RANKS:
+        for ranks in arguments.ranks:
             for form, file in files.items():
                 log = Path(folder, f"calls-{ranks}-{form}")
                 with traced(cluster, log):

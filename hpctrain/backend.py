@@ -31,6 +31,7 @@ OF_EVERY_RANK = (
     "hpctrain.rundir.bulk",
     "hpctrain.rundir.shared_staging",
     "cloudpickle",
+    "encodings.ascii",
     "encodings.idna",
     "mpi4py",
 )

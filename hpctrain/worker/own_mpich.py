@@ -8,6 +8,7 @@ this library is known to read nothing of a rank's when it is loaded (Cray's does
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -25,8 +26,7 @@ _actions_of_library: dict[int, bytes] = {}
 def is_own_mpich() -> bool:
     """Return whether the MPI of this process is the wheel's. Not collective."""
     chosen = any(environ.variable(name) for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"))
-    library = Path(sys.prefix) / "lib" / "libmpi.so.12"
-    return not chosen and library.exists() and _parts().is_dir()
+    return not chosen and _is_installed(sys.prefix)
 
 
 @contextmanager
@@ -62,6 +62,13 @@ def load_transports() -> None:
         found, count = ctypes.c_void_p(), ctypes.c_uint()
         if uct.uct_query_components(ctypes.byref(found), ctypes.byref(count)) == 0:
             uct.uct_release_component_list(found)
+
+
+# Forks ask again.
+@functools.cache
+def _is_installed(prefix: str) -> bool:
+    library = Path(prefix) / "lib" / "libmpi.so.12"
+    return library.exists() and _parts().is_dir()
 
 
 def _parts() -> Path:

@@ -112,8 +112,10 @@ def test_a_rank_starts_mpi_without_a_file_of_the_environment(
 ) -> None:
     source = """
         import os
-        from hpctrain.worker import mpi
+        from hpctrain.worker import mpi, own_mpich
         comm = mpi.initialize()
+        # As for Slurm's PMI.
+        own_mpich.is_own_mpich()
         print(comm.size, "HPCTRAIN_FORK_CLIENT" in os.environ)
         mpi.finalize()
         os._exit(0)
