@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 import console
 import control
 import restart
+import restart_torch
 from arms import Measured
 from spine import run_rows
 
 ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
     "restart": restart.measure,
+    "restart-torch": restart_torch.measure,
     "control": control.measure,
     "console": console.measure,
 }

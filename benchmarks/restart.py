@@ -92,7 +92,7 @@ def _run(cluster: Any, arguments: Namespace) -> tuple[Sample, Sample]:
         events = [json.loads(line) for line in ledger]
         begun = next(e["time"] for e in events if e["event"] == "attempt-started")
         killed = float(Path(folder, "killed").read_text())
-        return _first_step(Path(folder), 2, killed), _first_step(Path(folder), 1, begun)
+        return first_step(Path(folder), 2, killed), first_step(Path(folder), 1, begun)
 
 
 def _run_trials(cluster: Any, arguments: Namespace) -> tuple[list[Sample], Sample]:
@@ -115,14 +115,14 @@ def _run_trials(cluster: Any, arguments: Namespace) -> tuple[list[Sample], Sampl
         events = [json.loads(line) for line in ledger]
         begun = [event["time"] for event in events if event["event"] == "trial-started"]
         assert len(begun) == TRIALS, begun
-        cold = _first_step(Path(folder), 0, float(Path(folder, "begun").read_text()))
-        return [_first_step(Path(folder), n, begin) for n, begin in enumerate(begun, 1)], cold
+        cold = first_step(Path(folder), 0, float(Path(folder, "begun").read_text()))
+        return [first_step(Path(folder), n, begin) for n, begin in enumerate(begun, 1)], cold
 
 
-def _first_step(folder: Path, attempt: int, begin: float) -> Sample:
+def first_step(folder: Path, attempt: int, begin: float, num_ranks: int = NUM_RANKS) -> Sample:
     """Return the time until the last rank was there, and the CPU time of all."""
     stamps = [
         [float(word) for word in (folder / f"step-{attempt}-{rank}").read_text().split()]
-        for rank in range(NUM_RANKS)
+        for rank in range(num_ranks)
     ]
     return Sample(max(at for at, _ in stamps) - begin, sum(cpu for _, cpu in stamps))

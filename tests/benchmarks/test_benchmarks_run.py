@@ -47,6 +47,17 @@ def test_steps_are_measured_alone_and_in_a_run(tmp_path):
     assert all(sample["wall_s"] > 0 for taken in row["samples"].values() for sample in taken)
 
 
+@pytest.mark.mpi
+def test_a_restart_with_torch_is_measured_beside_a_cold_start(tmp_path):
+    pytest.importorskip("torch")
+    measured, _ = measure(tmp_path, "resilience.py", "--rounds", "1", "--only", "restart-torch")
+
+    (row,) = measured["rows"]
+    (restart,), (cold,) = row["samples"]["restart"], row["samples"]["cold start"]
+    assert restart["wall_s"] > 0
+    assert cold["wall_s"] > 0
+
+
 def test_agents_that_relay_are_measured_beside_those_with_a_connection_each(tmp_path):
     measured, said = measure(
         tmp_path, "hub_tree.py", "--sizes", "16", "40", "--beats", "0.5", "--rounds", "1"

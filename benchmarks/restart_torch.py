@@ -1,0 +1,55 @@
+"""``restart-torch``: a rank with torch is killed; how long until all are in their first step again.
+
+On one machine, where the process that has imported torch outlives the attempts. Against the time
+from ``fit()`` to the first step of the same group, in the same run.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, output_of
+from restart import first_step
+
+NUM_RANKS = 4
+FACTOR, AIM = 0.4, 0.25
+TIMEOUT_S = 120.0
+
+
+def measure(arguments: Namespace) -> Iterator[Measured]:
+    samples: dict[str, list[Sample]] = {"restart": [], "cold start": []}
+    for number in range(arguments.rounds + (arguments.rounds > 1)):
+        restart, cold = _run(arguments.tree)
+        if arguments.say is not None:
+            arguments.say(
+                f"restart with torch round {number}: {restart.wall_s:.3f} s, "
+                f"cold {cold.wall_s:.3f} s"
+            )
+        # The first fills the page cache and writes bytecode.
+        if number > 0 or arguments.rounds == 1:
+            samples["restart"].append(restart)
+            samples["cold start"].append(cold)
+    yield judge(
+        f"torch restart {NUM_RANKS} ranks",
+        "restart",
+        samples,
+        [Goal(against="cold start", factor=factor) for factor in (FACTOR, AIM)],
+        notes={"CPU": "of the ranks alone; the fork server has the import"},
+    )
+
+
+def _run(tree: Path) -> tuple[Sample, Sample]:
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        argv = [sys.executable, PROGRAMS / "killed_torch.py", NUM_RANKS, folder]
+        output_of(argv, cwd=name, env=child_environment(tree), timeout_s=TIMEOUT_S)
+        killed, fit = (float((folder / stamp).read_text()) for stamp in ("killed", "fit"))
+        restart, cold = (
+            first_step(folder, attempt, begin, NUM_RANKS)
+            for attempt, begin in ((2, killed), (1, fit))
+        )
+        return restart, cold
