@@ -488,6 +488,13 @@ EXACT_STOP_S = Timeout(
     "the trial goes on to its next report",
 )
 
+TUNER_DECISION_S = Timeout(
+    60.0,
+    "tuner_decision",
+    "the tuner of a sweep with a scheduler to decide on a report of a trial",
+    "the trial goes on, and waits for no other decision until the tuner answers",
+)
+
 # --- Files ---
 STORAGE_FAILOVER_S = Timeout(
     20.0,

@@ -108,8 +108,9 @@ class AttemptLoop:
         recorder, tracker = self._recorder, self._attempt.tracker
         for round_ in rounds:
             recorder.record(round_, self._ranks.broadcast)
-        recorder.answer(tracker, self._ranks.broadcast)
         recorder.tick(phase=tracker.phase, reports=tracker.reports)
+        # Last: the tick takes in what a tuner has sent, which ends no other wait for ranks.
+        recorder.answer(tracker, self._ranks.broadcast)
         if self._preemption is not None:
             self._preemption.step()
         self._in_each_turn()

@@ -458,6 +458,7 @@ class Executor:
                 in_each_turn=lambda: self._node_pool.watch(group),
             )
             attempt.start_training()
-            loop.run()
+            with self.recorder.tuner.watched_by(group):
+                loop.run()
             scaling_policy.conclude()
         loop.conclude()

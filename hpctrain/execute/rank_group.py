@@ -218,6 +218,14 @@ class RankGroup(CallsFunctions):
         frames = [frame for frame in hub.poll(timeout_s) if not self._calls.take(frame)]
         return frames + self._examiner.frames()
 
+    def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
+        """Call back from `poll`, and end its wait, when a descriptor becomes readable."""
+        self._started_hub().watch(descriptor, callback)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Undo `watch`."""
+        self._started_hub().unwatch(descriptor)
+
     def examine(self, pids: Mapping[int, int], silent: Sequence[int]) -> None:
         """Ask for a look at ranks from outside their processes; frames ``examined`` come back.
 

@@ -22,6 +22,7 @@ from hpctrain.execute.asked_validations import warn_of_validations
 from hpctrain.execute.attempt_files import remove_return_value, write_failures, write_return_value
 from hpctrain.execute.attempt_start import AttemptStart, choose_checkpoint
 from hpctrain.execute.callback_calls import CallbackCalls
+from hpctrain.execute.decisions import Decisions
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.expected_metrics import ExpectedMetrics
 from hpctrain.execute.explain import name_next_step
@@ -31,9 +32,9 @@ from hpctrain.execute.rank_requests import RankRequests
 from hpctrain.execute.run_checkpoints import RunCheckpoints
 from hpctrain.execute.run_end import describe_run_end
 from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
-from hpctrain.execute.stop_pipe import StopListener
 from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
+from hpctrain.execute.tuner_socket import ExecutorEnd
 from hpctrain.execute.validations import PHASE, Validations
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
@@ -77,8 +78,9 @@ class Recorder:
         """What validates it beside the training."""
         self.decision = StopDecision()
         """Whether the run is to stop, and why."""
-        self.stop_listener = StopListener()
-        """What says that there may be a request to stop, before it is looked for by itself."""
+        self.tuner = ExecutorEnd()
+        """The tuner of a trial. It says that there may be a request to stop, before that is looked
+        for by itself, and after which reports the trial goes on."""
         self.loop_waits = LoopWaits()
         """For how long the ranks of this attempt wait, and for what."""
         self._warned: set[str] = set()
@@ -91,6 +93,7 @@ class Recorder:
         self._requests = RankRequests(
             self.run_record, self.checkpoints, max_writers=run_config.sync_config.max_writers
         )
+        self._decisions = Decisions()
 
     @property
     def stop(self) -> StopNotice | None:
@@ -108,7 +111,7 @@ class Recorder:
     def tick(self, *, phase: str, reports: int) -> None:
         """Write the status if it is old, and look for a request to stop; go on validating."""
         self.validations.step()
-        was_notified = self.stop_listener.was_notified()
+        was_notified = self.tuner.was_notified()
         if was_notified:
             self.check_stop_request()
         if not self.run_record.is_status_old:
@@ -169,6 +172,7 @@ class Recorder:
             first_report=start.first_report, seconds_before=run_record.attempt_seconds
         )
         self._requests.begin_attempt()
+        self._decisions.begin_attempt(start.attempt)
         self.loop_waits = LoopWaits(run_record.most_reports)
         run_record.advance(
             RunEvent.STARTED,
@@ -240,8 +244,12 @@ class Recorder:
                 self.decision = self.decision.after_criterion(round_.report, why)
 
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
-        """Answer ranks that ask for a write slot, or for the checkpoints that there are."""
+        """Answer ranks that ask for a write slot or for checkpoints, or wait after a report."""
         self._requests.answer(tracker, broadcast, recorded=self._recorded)
+        if self.stop is None:
+            # Else the agreement on where they stop answers them.
+            awaited = min(tracker.awaited, self._recorded)
+            self._decisions.step(self.tuner, broadcast, awaited=awaited)
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""

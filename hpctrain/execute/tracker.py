@@ -104,6 +104,8 @@ class AttemptTracker:
         self.slots: list[tuple[int, int, bool]] = []
         """Ranks, the numbers of their write slots, and whether these are wanted, or over;
         `RankRequests` answers, and removes them."""
+        self.awaited = 0
+        """Number of the last report after which ranks wait for a tuner; 0 if they never do."""
         self.was_notified = False
         """Whether a rank that returned knew that it should."""
 
@@ -185,6 +187,8 @@ class AttemptTracker:
             self._returned[rank] = frame.header["reports"], frame.header["collectives"]
         elif frame.op == "waits":
             self._waits[rank] = frame.header["collective"], frame.header["stage"]
+        elif frame.op == "awaits":
+            self.awaited = max(self.awaited, frame.header["report"])
         elif frame.op == "frozen":
             self._frozen[rank] = frame.header["report"]
         elif frame.op == "signal":

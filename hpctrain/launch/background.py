@@ -27,9 +27,9 @@ from hpctrain import environ
 from hpctrain.errors import ConfigError, SupersededError
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.process import process_start_time
-from hpctrain.execute.stop_pipe import StopListener, StopPipe
 from hpctrain.execute.stored_executor import stored_executor
 from hpctrain.execute.supervisor import report_end
+from hpctrain.execute.tuner_socket import ExecutorEnd, TunerEnd, make_pair
 from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.here import warnings_of_slurm
 from hpctrain.launch.request import Submission
@@ -57,8 +57,8 @@ class RunSlot:
     """Of its environment."""
     template: ExecutorTemplate
     """What forks its executor."""
-    pipe: StopPipe
-    """Gets what its executor is notified by."""
+    tuner: TunerEnd
+    """Gets the socket to its executor."""
     fork_server: str = ""
     """Name of what forks its ranks; empty if they are to start without it."""
 
@@ -91,11 +91,11 @@ def start_in_background(submission: Submission, slot: RunSlot | None = None) -> 
             status = status.with_changes(phase=WAITS)
         RunRecord(paths).write(status)
         # Only now: what it writes itself comes later. Whether it lives is seen by its status.
-        with suppress(BrokenPipeError):
-            stdin.write(_GO)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            stdin.send(_GO, socket.MSG_NOSIGNAL)
         if slot is not None:
             stack.pop_all()
-            slot.pipe.keep(stdin)
+            slot.tuner.keep(stdin)
     if verbose:
         name = paths.root.name
         log(f"started {name} as process {pid}: {paths.root}", to=sys.stdout)
@@ -103,24 +103,23 @@ def start_in_background(submission: Submission, slot: RunSlot | None = None) -> 
 
 def _start_process(
     argv: Sequence[str], slot: RunSlot | None, output: BinaryIO
-) -> tuple[int, BinaryIO]:
-    """Start an executor; return its pid, and the pipe that it waits for a byte from."""
+) -> tuple[int, socket.socket]:
+    """Start an executor; return its pid, and the socket that it waits for a byte from."""
     environment = environ.environment()
     if slot is not None:
         environment = {**environment, **slot.variables}
-    reading, writing = os.pipe()
-    stdin = open(writing, "wb", buffering=0)  # noqa: SIM115 - the caller closes it
+    stdin, its = make_pair()
     try:
         pid = None
         if slot is not None:
             pid = slot.template.fork(
-                argv, environment=environment, stdin=reading, output=output.fileno()
+                argv, environment=environment, stdin=its.fileno(), output=output.fileno()
             )
         if pid is None:
             process = subprocess.Popen(
                 argv,
                 env=environment,
-                stdin=reading,
+                stdin=its.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -132,7 +131,7 @@ def _start_process(
         stdin.close()
         raise
     finally:
-        os.close(reading)
+        its.close()
     return pid, stdin
 
 
@@ -161,11 +160,11 @@ def run_in_background(
             if not has_slot:
                 _await_turn(paths, stack.enter_context(open(_turn_file(), "a+b")))
             _own_status(paths)
-            pipe = _replace_stdin()
+            to_tuner = _replace_stdin()
             executor = stored_executor(paths, spec_digest, fork_server=fork_server)
             if has_slot:
-                executor.recorder.stop_listener = listener = StopListener(pipe)
-                stack.callback(listener.close)
+                executor.recorder.tuner = tuner = ExecutorEnd(to_tuner)
+                stack.callback(tuner.close)
             with warnings_of_slurm(executor):
                 executor.run()
     except BaseException as error:
@@ -174,15 +173,15 @@ def run_in_background(
 
 
 def _replace_stdin() -> int:
-    """Let what reads the standard input find its end; return the pipe that it was.
+    """Let what reads the standard input find its end; return the socket that it was.
 
     A program that a callback starts would wait for what the tuner writes, and take it.
     """
-    pipe = os.dup(_STDIN)
+    to_tuner = os.dup(_STDIN)
     empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(empty, _STDIN)
     os.close(empty)
-    return pipe
+    return to_tuner
 
 
 def _await_turn(paths: RunPaths, turn: BinaryIO) -> None:

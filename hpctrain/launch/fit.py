@@ -271,6 +271,7 @@ def prepare(
     share: Mapping[str, AllocatedNode] | None = None,
     files: ModuleFiles | None = None,
     stops_exactly: bool = False,
+    awaits_decisions: bool = False,
     job_name: str | None = None,
 ) -> Submission:
     """Return a request that is ready to be launched. Not collective. Nothing is written.
@@ -281,7 +282,7 @@ def prepare(
         Whether the executor is to run in a process of its own where there is no job for it.
     share
         What the run has of nodes of the allocation, beside other runs; None is all of them.
-    files, stops_exactly
+    files, stops_exactly, awaits_decisions
         As of `make_spec`.
     job_name
         As of `make_plan`.
@@ -298,7 +299,12 @@ def prepare(
         request = override_slurm(request, environ.slurm_overrides())
     plan, site = make_plan(request, launcher, share=share, job_name=job_name)
     spec = make_spec(
-        request, plan, in_background=in_background, files=files, stops_exactly=stops_exactly
+        request,
+        plan,
+        in_background=in_background,
+        files=files,
+        stops_exactly=stops_exactly,
+        awaits_decisions=awaits_decisions,
     )
     return Submission(request=request, plan=plan, site=site, spec=spec)
 

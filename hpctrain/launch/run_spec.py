@@ -37,6 +37,7 @@ def make_spec(
     in_background: bool = False,
     files: ModuleFiles | None = None,
     stops_exactly: bool = False,
+    awaits_decisions: bool = False,
 ) -> RunSpec:
     """Return what every rank runs. Not collective.
 
@@ -48,6 +49,8 @@ def make_spec(
         The user's modules as they were read for another run of the same code; None reads them now.
     stops_exactly
         Whether ``RunConfig(stop={...})`` ends the run with the report that meets it.
+    awaits_decisions
+        Whether a tuner decides on each report before the next one begins.
 
     Raises
     ------
@@ -85,7 +88,12 @@ def make_spec(
         modules=modules,
         values=describe_values(spec, **rest),
         settings=_make_settings(
-            request, plan, cwd=cwd, sys_path=sys_path, stops_exactly=stops_exactly
+            request,
+            plan,
+            cwd=cwd,
+            sys_path=sys_path,
+            stops_exactly=stops_exactly,
+            awaits_decisions=awaits_decisions,
         ),
         worker=worker,
         executor=executor,
@@ -96,7 +104,13 @@ def make_spec(
 
 
 def _make_settings(
-    request: Request, plan: LaunchPlan, *, cwd: str, sys_path: tuple[str, ...], stops_exactly: bool
+    request: Request,
+    plan: LaunchPlan,
+    *,
+    cwd: str,
+    sys_path: tuple[str, ...],
+    stops_exactly: bool,
+    awaits_decisions: bool,
 ) -> RankSettings:
     scaling, sync = request.scaling_config, request.run_config.sync_config
     assert request.run_config.name is not None
@@ -115,6 +129,7 @@ def _make_settings(
         preload=_preload_of(request.worker_spec.backend_config),
         stops_at=_goals_of(request.run_config) if stops_exactly else None,
         seed=seed_of(request, plan.launcher),
+        awaits_decisions=awaits_decisions,
     )
 
 

@@ -57,6 +57,8 @@ class RankSettings:
     seed: int | None = None
     """Decides the random numbers of ranks that their function does not seed; None: each process
     seeds itself, as in runs of older versions and where a script has started the ranks."""
+    awaits_decisions: bool = False
+    """Whether ranks begin a report only once a tuner has decided on the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,8 @@ class AllocationRunner(LocalRunner):
 
     launcher = "allocation"
 
-    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf) -> None:
-        super().__init__(make_trainer, run_of)
+    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf, *, decides: bool = False) -> None:
+        super().__init__(make_trainer, run_of, decides=decides)
         self._slot_steps = SlotSteps()
 
     def close(self) -> None:

@@ -47,11 +47,13 @@ class JobsRunner(LocalRunner):
     ----------
     make_trainer, run_of
         As in `LocalRunner`.
+    decides
+        Makes no difference: trials on other hosts go on while their reports are looked at.
     """
 
     launcher = "slurm"
 
-    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf) -> None:
+    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf, *, decides: bool = False) -> None:
         super().__init__(make_trainer, run_of)
         self._board = JobBoard()
         self._paces: dict[str, Pace] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.execute.stop_pipe import StopPipe, await_end
+from hpctrain.execute.tuner_socket import Moment, TunerEnd, await_news
 from hpctrain.launch.background import RunSlot
 from hpctrain.launch.cancel import end_process, record_end, request_stop
 from hpctrain.launch.executor_template import ExecutorTemplate
@@ -21,9 +21,8 @@ from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.modules import ModuleFiles
-from hpctrain.rundir.metrics import is_report, read_reports
+from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.reading import parse_json
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
@@ -46,6 +45,7 @@ RunOf = Callable[[str], Path]
 
 _LOOK_INTERVAL_S = 0.5
 _QUIET_S = 3.0
+_LOOK_WITHOUT_NEWS_S = 0.1
 _MOST_NAMED = 8
 
 
@@ -58,11 +58,13 @@ class LocalRunner:
         Returns the trainer of a trial, by its name and configuration.
     run_of
         Returns the run directory of a trial.
+    decides
+        Whether a trial begins a report only after `let_go_on` with the last one.
     """
 
     launcher = "local"
 
-    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf) -> None:
+    def __init__(self, make_trainer: MakeTrainer, run_of: RunOf, *, decides: bool = False) -> None:
         self._make_trainer, self._run_of = make_trainer, run_of
         self._watches: dict[str, Watch] = {}
         self._clones = Clones(run_of)
@@ -70,14 +72,16 @@ class LocalRunner:
         self._changes = CodeChanges(run_of)
         self._template = ExecutorTemplate()
         self._rank_templates = RankTemplates()
-        self._pipes: dict[str, StopPipe] = {}
+        self._executors: dict[str, TunerEnd] = {}
+        self._decides = decides
+        self._with_news: set[str] = set()
 
     def close(self) -> None:
         """Start no more trials. Not collective. Those that were begun go on."""
         self._template.close()
         self._rank_templates.close()
-        for pipe in self._pipes.values():
-            pipe.close()
+        for executor in self._executors.values():
+            executor.close()
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need. Not collective."""
@@ -107,6 +111,7 @@ class LocalRunner:
             files=self._files if trainer.run_config.snapshot else None,
             # As in Ray Tune, where the next report begins when the driver has seen the last one.
             stops_exactly=True,
+            awaits_decisions=self._decides,
             job_name=self._job_name(trial),
         )
 
@@ -194,7 +199,13 @@ class LocalRunner:
 
     def look(self, trial: Trial) -> Look:
         """Return what is new of a trial. Not collective."""
-        watch = self._watch(trial)
+        watch, now = self._watch(trial), time.monotonic()
+        if self._decides:
+            # Most of the time it is another one that has reported.
+            if trial.trial_id not in self._with_news and now < watch.look_at:
+                return Look()
+            self._with_news.discard(trial.trial_id)
+            watch.look_at = now + _LOOK_WITHOUT_NEWS_S
         # Before the reports: what a run that is over has reported is complete.
         status = read_status(watch.paths)
         is_over = status is not None and status.state.is_final
@@ -203,8 +214,9 @@ class LocalRunner:
             is_over, status = after.state.is_final, after
             has_died = not is_over
         watch.status = status
-        lines = map(parse_json, watch.reports.read())
-        reports = [make_report(trial, watch.clock, line) for line in lines if is_report(line)]
+        until = None if is_over or has_died else self._reported_by(trial)
+        lines = watch.take_lines(until)
+        reports = [make_report(trial, watch.clock, line) for line in lines]
         if status is None:
             return Look(reports=reports, end=self._explain_missing(watch))
         watch.has_begun = True
@@ -218,10 +230,25 @@ class LocalRunner:
         return Look(reports=reports, end=end)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until an executor of this runner ends, or the time is over. Not collective."""
-        ended = await_end(self._pipes.values(), timeout_s)
-        for trial_id in [each for each, pipe in self._pipes.items() if pipe in ended]:
-            self._pipes.pop(trial_id).close()
+        """Wait until an executor of this runner has news or ends, or the time is over.
+
+        Not collective.
+        """
+        found = await_news(self._executors.values(), timeout_s)
+        for trial_id in [name for name, executor in self._executors.items() if executor in found]:
+            self._with_news.add(trial_id)
+            self._executors[trial_id].receive()
+            if not self._executors[trial_id].is_open:
+                del self._executors[trial_id]
+
+    def let_go_on(self, trial: Trial, report: Report) -> None:
+        """Let the run of a trial begin its next report after one. Not collective.
+
+        One that an earlier tuner has begun does not wait.
+        """
+        executor = self._executors.get(trial.trial_id)
+        if self._decides and executor is not None:
+            executor.decide((report.attempt, report.number))
 
     def find_saved(self, trial: Trial) -> Saved | None:
         """Return the newest committed checkpoint of a trial; None if there is none yet.
@@ -276,8 +303,8 @@ class LocalRunner:
             log(f"warning: cannot ask {paths.root} to stop: {error.strerror}.")
             return
         # One that an earlier tuner has begun looks for the request by itself.
-        if (pipe := self._pipes.get(trial.trial_id)) is not None:
-            pipe.notify()
+        if (executor := self._executors.get(trial.trial_id)) is not None:
+            executor.notify_of_stop()
 
     def end(self, trial: Trial) -> None:
         """End the executor of a trial. Not collective."""
@@ -300,18 +327,27 @@ class LocalRunner:
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
         self._let_go(trial)
-        pipe = self._pipes[trial.trial_id] = StopPipe()
+        executor = self._executors[trial.trial_id] = TunerEnd()
         try:
             slot = RunSlot(
                 variables=variables,
                 template=self._template,
-                pipe=pipe,
+                tuner=executor,
                 fork_server=self._offer(trial, submission, variables),
             )
             submit_prepared(submission, slot=slot, policy="auto")
+            if self._decides:
+                executor.promise_decisions()
         except BaseException:
             self._withdraw(trial)
             raise
+
+    def _reported_by(self, trial: Trial) -> Moment | None:
+        """Return up to which report decisions on a trial are due; None for all that there are."""
+        executor = self._executors.get(trial.trial_id)
+        if not self._decides or executor is None or not executor.is_open:
+            return None
+        return executor.reported
 
     def _offer(self, trial: Trial, submission: Submission, variables: Mapping[str, str]) -> str:
         """Return by what the ranks of a trial begin without imports; empty without that."""
@@ -321,9 +357,9 @@ class LocalRunner:
         """Take back what was offered to a trial that cannot begin."""
 
     def _let_go(self, trial: Trial) -> None:
-        """Close the pipe to the executor of a trial, if there is one."""
-        if (pipe := self._pipes.pop(trial.trial_id, None)) is not None:
-            pipe.close()
+        """Close the socket to the executor of a trial, if there is one."""
+        if (executor := self._executors.pop(trial.trial_id, None)) is not None:
+            executor.close()
 
     def _job_name(self, trial: Trial) -> str | None:
         """Return the name of the job of a trial; None where it has none."""

@@ -94,7 +94,10 @@ class TrialRunner(Protocol):
         """Return what is new of a trial that was begun."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a run may have ended, for so long at most."""
+        """Wait until a run may have reported or ended, for so long at most."""
+
+    def let_go_on(self, trial: Trial, report: Report) -> None:
+        """Let a run that waits after a report make the next one; nothing if it does not wait."""
 
     def find_saved(self, trial: Trial) -> Saved | None:
         """Return the newest committed checkpoint of a trial; None if there is none yet."""

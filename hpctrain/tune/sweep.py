@@ -233,6 +233,9 @@ class Sweep:
             look = self._runner.look(trial)
             for report in look.reports:
                 self._take_report(trial, report)
+            if look.reports and trial.state is TrialState.RUNNING and not self._is_interrupted:
+                # Others stop with it.
+                self._runner.let_go_on(trial, look.reports[-1])
             if look.end is not None:
                 # The next one may begin in its slot at once.
                 self._has_ended = True

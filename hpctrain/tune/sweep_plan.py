@@ -100,7 +100,8 @@ def plan_sweep(
     scheduler.set_search_properties(config.metric, config.mode)
     scheduler.check_sweep(space, config.search_alg)
     sharing = share_arguments(trainable)
-    runner = _make_runner(sharing.trainable, paths, run_config, launcher)
+    decides = type(scheduler) is not FIFOScheduler or _can_stop(config.search_alg)
+    runner = _make_runner(sharing.trainable, paths, run_config, launcher, decides=decides)
     source = make_source(config, space, seed)
     make_slots = _slots_of(runner, config, launcher)
     first = check_first_trials(source, runner, make_slots, is_new=record is None)
@@ -126,7 +127,12 @@ def plan_sweep(
 
 
 def _make_runner(
-    trainable: Trainable, paths: SweepPaths, run_config: RunConfig, launcher: TrialLauncher
+    trainable: Trainable,
+    paths: SweepPaths,
+    run_config: RunConfig,
+    launcher: TrialLauncher,
+    *,
+    decides: bool,
 ) -> LocalRunner:
     def run_config_of(trial_id: str) -> RunConfig:
         return replace(
@@ -143,7 +149,13 @@ def _make_runner(
     return _RUNNERS[launcher](
         lambda trial_id, values: make_trial_trainer(trainable, values, run_config_of(trial_id)),
         paths.run,
+        decides=decides,
     )
+
+
+def _can_stop(search: object) -> bool:
+    """Return whether a search algorithm may end trials, by what `Searcher` says of itself."""
+    return bool(getattr(search, "stops_trials", False))
 
 
 def _slots_of(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.execute.supervisor import MAX_RESTARTS_WITHOUT_ATTEMPT
+from hpctrain.execute.tuner_socket import Moment
 from hpctrain.launch.cancel import record_end
 from hpctrain.launch.life import LifeTest
 from hpctrain.launch.tail import Tail
 from hpctrain.log import log
 from hpctrain.rundir.ledger import count_attempts
+from hpctrain.rundir.metrics import is_report
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import parse_json
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.tune.attempt_clock import AttemptClock
@@ -27,6 +31,10 @@ class Watch:
     life: LifeTest
     clock: AttemptClock
     make_life: Callable[[RunPaths], LifeTest]
+    unread: tuple[Mapping[str, Any], ...] = ()
+    """Lines of reports that not all ranks have made, or whose checkpoint is not committed."""
+    look_at: float = 0.0
+    """When there is to be looked again, if there is no news before; in seconds of a clock."""
     has_saved: bool = False
     has_begun: bool = False
     status: RunStatus | None = None
@@ -63,6 +71,22 @@ class Watch:
         """Note that an executor begins. Not collective."""
         # What was seen of one before says nothing about this one.
         self.life, self.is_orphaned, self.why_again = self.make_life(self.paths), False, ""
+
+    def take_lines(self, until: Moment | None) -> list[Mapping[str, Any]]:
+        """Return the lines of reports that are new, and keep later ones. Not collective.
+
+        Parameters
+        ----------
+        until
+            Attempt and number of the last one; None returns all.
+        """
+        new = filter(is_report, map(parse_json, self.reports.read()))
+        lines = (*self.unread, *new)
+        ready = [
+            line for line in lines if until is None or (line["attempt"], line["report"]) <= until
+        ]
+        self.unread = tuple(line for line in lines if line not in ready)
+        return ready
 
     def note_end(self, end: End) -> None:
         """Note how the run has ended, for when it goes on. Not collective."""

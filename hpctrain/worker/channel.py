@@ -24,4 +24,7 @@ class Channel(Protocol):
         """Ask for a slot to write, or give it back."""
 
     def progress(self, op: str, **details: str | int) -> None:
-        """Pass on that this rank goes on: ``heartbeat``, ``phase``; ``waits``; or ``returned``."""
+        """Pass on that this rank goes on, waits, or has returned.
+
+        ``heartbeat``, ``phase``; ``waits`` for other ranks, ``awaits`` a tuner; ``returned``.
+        """

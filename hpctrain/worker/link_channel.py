@@ -11,14 +11,26 @@ from hpctrain.worker.report import Session
 
 
 class LinkChannel:
-    """Reports that travel over a link."""
+    """Reports that travel over a link.
 
-    def __init__(self, link: Link) -> None:
+    Parameters
+    ----------
+    link
+        To the executor.
+    at_once
+        Whether each report is sent by itself, since the rank waits for what follows from it.
+    """
+
+    def __init__(self, link: Link, *, at_once: bool = False) -> None:
         self._link = link
+        self._at_once = at_once
 
     def report(self, line: bytes) -> None:
         """Pass a report's metrics on, soon."""
-        self._link.post_report(line)
+        if self._at_once:
+            self._link.post("report", line)
+        else:
+            self._link.post_report(line)
 
     def announce(self, line: bytes) -> None:
         """Pass a report on, at once, whose part of a checkpoint follows."""
@@ -58,6 +70,10 @@ def connect_session(link: Link, session: Session) -> None:
     def begin_slot(frame: Frame) -> None:
         session.writing.begin(frame.header["number"])
 
+    def go_on(frame: Frame) -> None:
+        session.go_on_after(frame.header["report"])
+
+    link.handle("go-on", go_on)
     link.handle("freeze", freeze)
     link.handle("stop", stop)
 

@@ -57,7 +57,7 @@ class LinkedTraining:
         self._session = Session(
             world=world,
             paths=paths,
-            channel=LinkChannel(link),
+            channel=LinkChannel(link, at_once=run_spec.settings.awaits_decisions),
             first_report=first_report,
             checkpoint=checkpoint,
             commit_timeout_s=run_spec.settings.commit_timeout_s,

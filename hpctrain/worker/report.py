@@ -65,7 +65,10 @@ class Session:
         self._paths = paths
         self._channel = channel
         self._count = ReportCount(
-            rank=world.world_rank, first=first_report, timeout_s=commit_timeout_s
+            rank=world.world_rank,
+            first=first_report,
+            timeout_s=commit_timeout_s,
+            beat=self.heartbeat,
         )
         self._commits = Commits(
             rank=world.world_rank,
@@ -91,6 +94,7 @@ class Session:
         self._leave: Mapping[str, Any] | None = None
         self._beat_at = 0.0
         self._goals: ExactStop | None = None
+        self._awaits_decisions = False
         self._metrics = MetricsFile(paths.metrics) if world.world_rank == 0 else None
 
     @property
@@ -137,7 +141,7 @@ class Session:
 
         Without an upload, `validation` is how the checkpoint of the other ranks is validated.
         """
-        loop_time = self.loop_time
+        begun, loop_time = self.reports, self.loop_time
         is_first = loop_time.begin(CHECKPOINT)
         try:
             content = encode_metrics(metrics)
@@ -152,6 +156,8 @@ class Session:
             if self._goals is not None and self._goals.is_met(number, content):
                 # Before the executor can answer.
                 self._count.promise()
+            elif self._awaits_decisions:
+                self._count.promise(to_tuner=True)
             waited, attempt = loop_time.encode(), self.world.attempt
             if upload is None:
                 line = encode_line(number, attempt, b"null", content, waited=waited, lacks=lacks)
@@ -175,6 +181,9 @@ class Session:
             # Last: who catches it and goes on has made as many reports as the other ranks.
             self._commits.look()
         finally:
+            if self._awaits_decisions and self.reports != begun:
+                # Also of one that could not be saved: who catches that goes on.
+                self._channel.progress("awaits", report=self.reports)
             if is_first:
                 loop_time.end()
 
@@ -193,6 +202,10 @@ class Session:
         """End the training at the report that meets a stop criterion."""
         world = self.world
         self._goals = ExactStop(goals, rank=world.world_rank, first=self._count.begun)
+
+    def await_decisions(self) -> None:
+        """Let no report begin before a tuner has decided on the last one, while it answers."""
+        self._awaits_decisions = True
 
     def heartbeat(self) -> None:
         """Report that this rank makes progress, once a second at most."""
@@ -260,6 +273,10 @@ class Session:
     def freeze(self) -> int:
         """Promise to begin no further report before `stop_after`; return the last one begun."""
         return self._count.freeze()
+
+    def go_on_after(self, report: int) -> None:
+        """Take note that a tuner has decided on a report, and that the run goes on after it."""
+        self._count.go_on_after(report)
 
     def stop_after(
         self,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from hpctrain import timeouts
 from hpctrain.errors import CheckpointError
-from hpctrain.own_time import wait_for
+from hpctrain.log import log
+from hpctrain.own_time import LOOK_INTERVAL_S, Deadline, wait_for
 
 
 class LeaveTraining(BaseException):
@@ -24,14 +26,26 @@ class ReportCount:
         Number of the report that the run resumed from; 0 at a fresh start.
     timeout_s
         Seconds to wait for the executor to send at which report to stop.
+    beat
+        Called often in a wait for a tuner: the rank does not hang.
     """
 
-    def __init__(self, *, rank: int, first: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        first: int,
+        timeout_s: float,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self._rank = rank
         self._timeout_s = timeout_s
+        self._beat = beat
         self._turn = threading.Condition()
         self._frozen = False
         self._promised = False
+        # Whether to a tuner, which decides on each report; and whether it did not answer in time.
+        self._is_for_tuner = self._has_given_up = self._has_said = False
         # After which report should_stop() is true; after which those are unwound who never ask; and
         # after which the training function was notified.
         self._stop_at: int | None = None
@@ -89,20 +103,54 @@ class ReportCount:
             self._notified_at = report
         return stop
 
-    def promise(self) -> None:
+    def promise(self, *, to_tuner: bool = False) -> None:
         """Begin no further report before the executor has seen the last one, which ends the run.
 
         Not collective. The promise is made before that report is sent.
+
+        Parameters
+        ----------
+        to_tuner
+            Whether a tuner decides if it ends the run. One that has not answered in time is waited
+            for again once it has answered.
         """
         with self._turn:
+            if to_tuner and self._has_given_up:
+                return
             self._promised = self._stop_at is None and self._end_at is None
+            self._is_for_tuner = to_tuner
 
     def _await_answer(self) -> None:
         """Wait for the answer to what was promised; the lock is held."""
+        if not self._promised:
+            return
+        if self._is_for_tuner:
+            self._await_tuner()
+            return
         timeout_s = min(timeouts.EXACT_STOP_S, self._timeout_s)
-        if self._promised and not wait_for(self._turn, lambda: not self._promised, timeout_s):
+        if not wait_for(self._turn, lambda: not self._promised, timeout_s):
             # The executor does not see it in this way.
             self._promised = False
+
+    def _await_tuner(self) -> None:
+        """Wait for a tuner to decide on the last report; the lock is held."""
+        deadline = Deadline(timeouts.TUNER_DECISION_S)
+        while self._promised:
+            if deadline.is_over:
+                self._promised, self._has_given_up = False, True
+                self._say_given_up()
+                return
+            self._turn.wait(min(deadline.left_s, LOOK_INTERVAL_S))
+            self._beat()
+
+    def _say_given_up(self) -> None:
+        if not self._has_said and self._rank == 0:
+            self._has_said = True
+            log(
+                f"note: the tuner has not decided on report {self.begun} within "
+                f"{timeouts.describe(timeouts.TUNER_DECISION_S)}. The trial goes on, and its "
+                f"reports wait for no decisions until the tuner answers."
+            )
 
     # Called from the thread of the link.
 
@@ -115,6 +163,15 @@ class ReportCount:
         with self._turn:
             self._frozen = True
             return self.begun - 1 if self._promised else self.begun
+
+    def go_on_after(self, report: int) -> None:
+        """Note that a tuner has decided on a report, and that the run goes on. Not collective."""
+        with self._turn:
+            self._has_given_up = False
+            # One that is frozen waits for where it stops.
+            if report >= self.begun and not self._frozen:
+                self._promised = False
+                self._turn.notify_all()
 
     def stop_after(self, report: int | None, *, unwind: bool = True) -> None:
         """Go on until `report`; see `Session.stop_after`."""

@@ -141,6 +141,8 @@ def _set_up_session(session: Session, settings: RankSettings) -> None:
     )
     if settings.stops_at:
         session.stop_exactly(settings.stops_at)
+    if settings.awaits_decisions:
+        session.await_decisions()
     if settings.scratch_dir is not None:
         session.parts.use_scratch(
             environ.expand_path(settings.scratch_dir), artifacts=settings.sync_artifacts

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind, StopNotice
+from hpctrain.execute.tuner_socket import ExecutorEnd, TunerEnd, make_pair
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
@@ -239,3 +241,42 @@ def test_ranks_that_are_told_to_stop_leave_in_the_middle(attempt: Attempt):
     with pytest.raises(RunStoppedError, match="because asked, at report 1"):
         attempt.run()
     assert [op for op, _ in attempt.ranks.sent] == ["freeze", "stop"]
+
+
+def test_ranks_of_a_trial_are_let_on_in_the_turn_that_hears_of_the_decision(
+    attempt: Attempt,
+) -> None:
+    ours, its = make_pair()
+    attempt.recorder.tuner, tuner = ExecutorEnd(its.detach()), TunerEnd()
+    tuner.keep(ours)
+    attempt.recorder.begin_attempt(None)
+
+    def turn() -> list[int]:
+        attempt.ranks.sent.clear()
+        attempt.loop.turn(attempt.executor.poll(0.0))
+        tuner.receive()
+        return [details["report"] for op, details in attempt.ranks.sent if op == "go-on"]
+
+    with closing(tuner), closing(attempt.recorder.tuner):
+        tuner.promise_decisions()
+        for rank in (0, 1):
+            attempt.ranks.send("phase", rank, phase="training")
+        attempt.ranks.report(0)
+        attempt.ranks.send("awaits", 0, report=1)
+        assert turn() == []
+        assert tuner.reported == (0, 0), "one rank has not reported"
+        attempt.ranks.report(1)
+        attempt.ranks.send("awaits", 1, report=1)
+        assert turn() == []
+        assert tuner.reported == (1, 1)
+        tuner.decide((1, 1))
+        assert turn() == [1]
+        for rank in (0, 1):
+            attempt.ranks.report(rank)
+            attempt.ranks.send("awaits", rank, report=2)
+        turn()
+        attempt.paths.stop_request.touch()
+        tuner.notify_of_stop()
+        tuner.close()
+        assert turn() == []
+        assert ("freeze", {}) in attempt.ranks.sent

@@ -4,7 +4,6 @@ import builtins
 import errno
 import io
 import json
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -29,8 +28,8 @@ from hpctrain.errors import (
 from hpctrain.execute import executor_record, run_checkpoints
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop_decision import StopKind, StopNotice
-from hpctrain.execute.stop_pipe import StopListener, StopPipe
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
+from hpctrain.execute.tuner_socket import ExecutorEnd, TunerEnd, make_pair
 from hpctrain.result import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
@@ -512,20 +511,19 @@ def test_a_request_to_stop_is_found_with_the_next_status(
 
 def test_a_request_to_stop_is_found_at_once_by_an_executor_that_is_notified(paths: RunPaths):
     recorder = make_recorder(paths)
-    reading, writing = os.pipe()
-    recorder.stop_listener = StopListener(reading)
-    with closing(StopPipe()) as pipe:
-        pipe.keep(open(writing, "wb", buffering=0))  # noqa: SIM115 - the StopPipe closes it
-        pipe.notify()
+    ours, its = make_pair()
+    recorder.tuner, tuner = ExecutorEnd(its.detach()), TunerEnd()
+    tuner.keep(ours)
+    with closing(tuner), closing(recorder.tuner):
+        tuner.notify_of_stop()
         recorder.tick(phase="training", reports=4)
         assert recorder.stop is None, "nothing is stopped by the news alone"
         paths.stop_request.touch()
         recorder.tick(phase="training", reports=4)
         assert recorder.stop is None
-        pipe.notify()
+        tuner.notify_of_stop()
         recorder.tick(phase="training", reports=4)
     assert recorder.decision.reason == "it was asked to (hpctrain cancel)"
-    os.close(reading)
 
 
 def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_aside(

@@ -49,6 +49,7 @@ class FakeRunner:
     most_at_work: int = 0
     asked: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    let_on: list[tuple[str, int]] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     refuses: Mapping[str, Exception] = field(default_factory=dict)
     begins_at: Mapping[str, float] = field(default_factory=dict)
@@ -117,6 +118,9 @@ class FakeRunner:
 
     def end(self, trial: Trial) -> None:
         self.ended.append(trial.trial_id)
+
+    def let_go_on(self, trial: Trial, report: Report) -> None:
+        self.let_on.append((trial.trial_id, report.number))
 
     def wait(self, timeout_s: float) -> None:
         self.now += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,6 +279,31 @@ def record_hyperband(options: dict[str, Any], mode: str, seed: int) -> dict[str,
     return {"options": options, "mode": mode, "steps": steps}
 
 
+def record_fast_trials() -> dict[str, Any]:
+    """Return how many reports trials make that do nothing else, one trial after the other."""
+
+    def train(config: dict[str, Any]) -> None:
+        for i in range(100):
+            tune.report({"acc": config["q"] * i})
+
+    order = [1, 5, 3, 8, 2, 7, 6, 4]
+    options = {"max_t": 100, "grace_period": 1, "reduction_factor": 4}
+    with tempfile.TemporaryDirectory() as storage:
+        grid = tune.Tuner(
+            train,
+            param_space={"q": tune.grid_search(order)},
+            tune_config=tune.TuneConfig(
+                metric="acc",
+                mode="max",
+                max_concurrent_trials=1,
+                scheduler=ASHAScheduler(**options),
+            ),
+            run_config=tune.RunConfig(storage_path=storage, verbose=0),
+        ).fit()
+    reports = [result.metrics["training_iteration"] for result in grid]
+    return {"options": options, "q": order, "reports": reports}
+
+
 def main() -> None:
     """Write the file."""
     recorded = {
@@ -311,6 +337,7 @@ def main() -> None:
             for space in SPACES
         ],
         "names": sorted(n for n in tune.__all__ if not n.startswith("_")),
+        "fast": record_fast_trials(),
     }
     path = Path(__file__).parent / "recorded" / "ray.json"
     path.write_text(json.dumps(recorded) + "\n", encoding="utf-8")

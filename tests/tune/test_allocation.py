@@ -548,3 +548,46 @@ def test_trials_share_out_the_memory_of_nodes_and_others_run_beside_them(
     assert run_job(virtual_slurm, tmp_path, WITH_MEMORY, *options) == 0, printed(tmp_path)
     nodes = {place["trial"]: place["node"] for place in places(tmp_path)}
     assert [nodes[f"trial_0000{i}"] for i in range(4)] == ["node1", "node1", "node2", "node2"]
+
+
+FAST = """
+def train(config):
+    rank = hpctrain.get_context().get_world_rank()
+    for i in range(30):
+        hpctrain.report({"m": config["q"] * i})
+        (FOLDER / f"{config['q']}.{rank}.made").write_text(str(i + 1))
+
+trainer = DataParallelTrainer(
+    train,
+    scaling_config=ScalingConfig(
+        num_workers=2, resources_per_worker={"CPU": 4}, slurm=SlurmConfig(nodes=2)
+    ),
+)
+results = tune.Tuner(
+    trainer,
+    param_space={"train_loop_config": {"q": tune.grid_search([3, 2, 1])}},
+    tune_config=tune.TuneConfig(
+        metric="m",
+        mode="max",
+        scheduler=ASHAScheduler(max_t=30, grace_period=1, reduction_factor=4),
+    ),
+    run_config=run_config(),
+).fit()
+assert not results.errors, results.errors
+print("MADE", [len(result.metrics_history) for result in results])
+"""
+
+
+def test_a_scheduler_stops_trials_on_several_nodes_after_the_report_it_has_decided_on(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    code = f"from hpctrain.tune.schedulers import ASHAScheduler\n{FAST}"
+    # As many nodes as one trial needs: one comes after the other.
+    assert run_job(virtual_slurm, tmp_path, code, "--nodes=2") == 0, printed(tmp_path)
+    assert "MADE [30, 4, 4]" in printed(tmp_path)
+    made = {path.name: path.read_text() for path in tmp_path.glob("*.made")}
+    assert made == {
+        f"{q}.{rank}.made": str(number)
+        for q, number in ((3, 30), (2, 4), (1, 4))
+        for rank in (0, 1)
+    }

@@ -75,3 +75,73 @@ def test_an_executor_that_sees_it_in_another_way_is_not_waited_for_twice(
     count.promise()
     with pytest.raises(LeaveTraining):
         count.begin()
+
+
+def test_no_report_begins_before_a_tuner_has_decided_on_the_last_one() -> None:
+    beats: list[None] = []
+    count = ReportCount(rank=0, first=0, timeout_s=60, beat=lambda: beats.append(None))
+    for number in (1, 2, 3):
+        assert count.begin() == number
+        count.promise(to_tuner=True)
+        # What was decided on an earlier report says nothing about this one.
+        count.go_on_after(number - 1)
+        answer = threading.Timer(0.05, count.go_on_after, [number])
+        answer.start()
+        assert not count.should_stop_after(number)
+        answer.join()
+    assert beats, "a rank that waits does not hang"
+
+
+def test_a_trial_that_a_tuner_stops_ends_with_the_report_that_was_decided_on() -> None:
+    count = ReportCount(rank=0, first=0, timeout_s=60)
+    count.begin()
+    count.promise(to_tuner=True)
+    assert count.freeze() + 1 == 1
+    # Of ranks that are asked where they are, none goes on.
+    count.go_on_after(1)
+    answer = threading.Timer(0.05, count.stop_after, [1])
+    answer.start()
+    assert count.should_stop_after(1)
+    answer.join()
+
+
+def test_ranks_that_were_let_on_and_ranks_that_wait_agree_on_a_report() -> None:
+    counts = [ReportCount(rank=rank, first=0, timeout_s=60) for rank in (0, 1)]
+    for count in counts:
+        count.begin()
+        count.promise(to_tuner=True)
+        count.go_on_after(1)
+    counts[0].begin()
+    counts[0].promise(to_tuner=True)
+    at = max(count.freeze() for count in counts) + 1
+    assert at == 2
+    for count in counts:
+        count.stop_after(at)
+    assert counts[1].begin() == 2
+    counts[1].promise(to_tuner=True)
+    for count in counts:
+        with pytest.raises(LeaveTraining):
+            count.begin()
+
+
+def test_a_tuner_that_does_not_answer_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(timeouts, "TUNER_DECISION_S", 0.05)
+    count = ReportCount(rank=0, first=0, timeout_s=60)
+    for number in (1, 2, 3):
+        assert count.begin() == number
+        count.promise(to_tuner=True)
+    assert capfd.readouterr().err.count("has not decided on report 1") == 1
+    monkeypatch.setattr(timeouts, "TUNER_DECISION_S", 3600.0)
+    assert count.begin() == 4
+    count.promise(to_tuner=True)
+    # It answers again, if late, and is waited for again.
+    count.go_on_after(1)
+    assert count.begin() == 5
+    count.promise(to_tuner=True)
+    answer = threading.Timer(0.05, count.go_on_after, [5])
+    answer.start()
+    assert count.begin() == 6
+    answer.join()
+    assert capfd.readouterr().err == ""

@@ -117,6 +117,7 @@ class OptunaSearch(Searcher):
         self._given_points = check_points(points_to_evaluate)
         self._points: list[Mapping[str, Any]] = []
         self._sampler, self._pruner = sampler, pruner
+        self.stops_trials = pruner is not None
         self._storage, self._study_name = storage, study_name
         self._seed, self._rewards = seed, rewards
         # The sweep is restored from a pickle of this.

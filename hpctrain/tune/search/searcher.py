@@ -39,6 +39,8 @@ class Searcher:
     """
 
     FINISHED: ClassVar[str] = FINISHED
+    stops_trials = False
+    """Whether `on_trial_result` may return ``"STOP"``. A trial waits for it after each report."""
 
     def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
         self.metric = metric

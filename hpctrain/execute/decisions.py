@@ -1,0 +1,42 @@
+"""`Decisions`: lets ranks report again once a tuner has decided on their last report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpctrain.execute.tuner_socket import ExecutorEnd
+
+
+class Decisions:
+    """What ranks of one attempt wait for after a report, if they are those of a trial."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._told = self._answered = 0
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Forget the ranks of the last attempt. Not collective."""
+        self._attempt, self._told, self._answered = attempt, 0, 0
+
+    def step(self, tuner: ExecutorEnd, broadcast: Callable[..., None], *, awaited: int) -> None:
+        """Tell the tuner of a report, and ranks that they go on after it. Not collective.
+
+        Without a tuner that decides they go on at once.
+
+        Parameters
+        ----------
+        tuner
+            What it has sent was taken in.
+        broadcast
+            Sends a command to all ranks.
+        awaited
+            Number of the last report that was recorded and that ranks wait after; 0 if none is.
+        """
+        if awaited <= self._answered:
+            return
+        if tuner.decides and self._told < awaited and tuner.tell((self._attempt, awaited)):
+            self._told = awaited
+        decided = min(tuner.decided_on(self._attempt), awaited) if tuner.decides else awaited
+        if decided > self._answered:
+            self._answered = decided
+            broadcast("go-on", report=decided)
