@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpctrain import timeouts
