@@ -43,6 +43,8 @@ TOPOLOGY_FILE = "HWLOC_XMLFILE"
 hardware."""
 FORK_CLIENT = "HPCTRAIN_FORK_CLIENT"
 """Brings the code of `hpctrain.worker.fork_client`, which deletes it, to a launched process."""
+SLOT_SERVER = "HPCTRAIN_SLOT_SERVER"
+"""In the step of a slot: name of the socket of the fork server there."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
 _EXISTING = "HPCTRAIN_EXISTING"
 _DETACH = "HPCTRAIN_DETACH"
@@ -63,7 +65,7 @@ _OF_LAUNCHER = frozenset(
     [
         *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES"),
         *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-        *("HPCTRAIN_STEP", "HWLOC_XMLFILE", "TMPDIR"),
+        *("HPCTRAIN_STEP", "HPCTRAIN_SLOT_SERVER", "HWLOC_XMLFILE", "TMPDIR"),
         *("_", "OLDPWD", "PWD", "SHLVL"),
         # hydra's; of Fortran's own units.
         "GFORTRAN_UNBUFFERED_PRECONNECTED",

@@ -43,7 +43,7 @@ from hpctrain.rundir.states import RunEvent
 if TYPE_CHECKING:
     from hpctrain.execute.first_steps import FirstSteps
     from hpctrain.execute.node_environment import Brought
-    from hpctrain.execute.slot_step import SlotStep
+    from hpctrain.execute.slot_nodes import SlotNodes
     from hpctrain.execute.slow_nodes import SlowNode
 
 _OUTPUT_BYTES = 2**20
@@ -70,8 +70,8 @@ class Executor:
         Agents and ranks of the first attempt, if they have been started.
     signals
         Names of the signals that this process has got, if it has handlers that append to the list.
-    slot_step
-        The step of the slot of a trial, where a tuner keeps one.
+    slot
+        The steps of the slot of a trial, where a tuner keeps some.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Executor:
         fork_server: RankForks | None = None,
         first_steps: FirstSteps | None = None,
         signals: list[str] | None = None,
-        slot_step: SlotStep | None = None,
+        slot: SlotNodes | None = None,
     ) -> None:
         self._paths = paths
         self._plan = plan
@@ -125,7 +125,7 @@ class Executor:
                 survives_loss=plan.job_nodes.survives_loss,
                 is_slice=plan.is_slice,
                 mpiexec=mpiexec,
-                slot_step=slot_step,
+                slot=slot,
             )
             if first_steps is None
             else first_steps.agents

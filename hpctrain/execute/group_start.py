@@ -11,7 +11,7 @@ from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rank_forks import RankForks
 from hpctrain.execute.rank_step import start_ranks
-from hpctrain.execute.step_launcher import find_step_launcher
+from hpctrain.execute.step_launcher import find_mpiexec, find_step_launcher
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
@@ -19,7 +19,7 @@ from hpctrain.rundir.paths import RunPaths
 if TYPE_CHECKING:
     from hpctrain.execute.node_environment import Brought, NodeEnvironment
     from hpctrain.execute.rank_container import RankContainer
-    from hpctrain.execute.slot_step import SlotStep
+    from hpctrain.execute.slot_nodes import SlotNodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,9 @@ class GroupStart:
             nodes, log = _named(placement, idle_nodes), self.paths.container_log(self.attempt)
             self.container.check(nodes, placement.num_nodes, log=log)
             library = self.container.library
-        if (slot := agents.slot_step) is not None:
-            return self._start(slot.launcher(), placement, agents.socket, local=True, slot=slot)
+        if (slot := agents.slot) is not None:
+            mpiexec = find_mpiexec("wheel")
+            return self._start(mpiexec, placement, agents.socket, local=True, slot=slot)
         launcher = agents.mpiexec or find_step_launcher(self.mpi, library=library)
         self._refuse_shared_gpus(launcher, placement)
         on_hosts = agents.mpiexec is not None
@@ -118,7 +119,7 @@ class GroupStart:
         *,
         local: bool,
         on_hosts: bool = False,
-        slot: SlotStep | None = None,
+        slot: SlotNodes | None = None,
     ) -> StepProcess:
         return start_ranks(
             launcher,

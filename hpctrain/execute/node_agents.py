@@ -24,7 +24,7 @@ from hpctrain.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
     from hpctrain.execute.node_environment import NodeEnvironment
-    from hpctrain.execute.slot_step import SlotStep
+    from hpctrain.execute.slot_nodes import SlotNodes
 
 
 class NodeAgents:
@@ -45,8 +45,8 @@ class NodeAgents:
         Whether other runs are in the job: agents do not end it when the executor is lost.
     mpiexec
         What starts them on the hosts of a hostfile; None is Slurm's srun.
-    slot_step
-        The step of the run's slot, where a tuner keeps one.
+    slot
+        The steps of the run's slot, where a tuner keeps some.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NodeAgents:
         survives_loss: bool = False,
         is_slice: bool = False,
         mpiexec: StepLauncher | None = None,
-        slot_step: SlotStep | None = None,
+        slot: SlotNodes | None = None,
     ) -> None:
         self.mpiexec = mpiexec
         """What starts agents, and ranks too; None is Slurm's srun for the former."""
@@ -66,7 +66,7 @@ class NodeAgents:
         self._is_slice = is_slice
         self._has_lease = (survives_loss and not is_slice) or mpiexec is not None
         self._node_timeout_s = node_timeout_s
-        self._slot_step = slot_step
+        self._slot = slot
         self._hub: Hub | None = None
         self._step: StepProcess | None = None
         self._nodes: frozenset[str] = frozenset()
@@ -83,9 +83,9 @@ class NodeAgents:
         return self._node_timeout_s
 
     @property
-    def slot_step(self) -> SlotStep | None:
-        """The step of the run's slot, where ranks are to start; None where they have their own."""
-        slot = self._slot_step
+    def slot(self) -> SlotNodes | None:
+        """The steps of the run's slot, where ranks are to start; None where they have their own."""
+        slot = self._slot
         return slot if slot is not None and slot.is_usable else None
 
     @property
@@ -135,9 +135,9 @@ class NodeAgents:
             raise
         return self._hub
 
-    def give_slot_step_up(self, reason: str) -> None:
+    def give_slot_up(self, reason: str) -> None:
         """Start in no step of a slot from here on, if the run has one. Not collective."""
-        if (slot := self.slot_step) is not None:
+        if (slot := self.slot) is not None:
             self.failed_in_slot = True
             self.close()
             slot.give_up(reason)
@@ -218,8 +218,13 @@ class NodeAgents:
         )
         environment = environ.without_export_variables(environ.environment())
         log = self._paths.logs(attempt) / "agents.out"
-        if (slot := self.slot_step) is not None:
-            self._step = slot.start_agent(make_command(cwd=None), environment=environment, log=log)
+        if (slot := self.slot) is not None:
+            self._step = slot.start_agents(
+                make_command(cwd=None),
+                nodes=(*placement.nodes, *idle_nodes),
+                environment=environment,
+                log=log,
+            )
         if self._step is not None:
             return
         command = make_command(cwd=os.getcwd())

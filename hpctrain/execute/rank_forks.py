@@ -15,7 +15,8 @@ from hpctrain.plan.launch_plan import StepLauncher
 CLIENT = str(Path(__file__).parents[1] / "worker/fork_client.py")
 """What a launcher starts in a rank's place."""
 IN_SLOT = "slot"
-"""In the place of what a server is to import: this one is there, and signals are blocked."""
+"""In the place of what a server is to import: this one is there, with its name in the variable
+`hpctrain.environ.SLOT_SERVER`, and signals are blocked."""
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _OLDEST_MINOR = 9
 # Where the variable does not come, as with srun --export=NONE, the file is read.

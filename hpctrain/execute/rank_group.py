@@ -156,7 +156,7 @@ class RankGroup(CallsFunctions):
             self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
             self.shutdown(patience_s=0)
             if self._agents is not None and isinstance(error, LaunchError):
-                self._agents.give_slot_step_up(str(error))
+                self._agents.give_slot_up(str(error))
             raise
 
     def _start_here(self, hub: Hub) -> StepProcess:

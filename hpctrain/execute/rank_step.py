@@ -25,7 +25,7 @@ from hpctrain.worker.threads import thread_variables
 if TYPE_CHECKING:
     from hpctrain.execute.node_environment import NodeEnvironment
     from hpctrain.execute.rank_container import RankContainer
-    from hpctrain.execute.slot_step import SlotStep
+    from hpctrain.execute.slot_nodes import SlotNodes
 
 
 def start_ranks(
@@ -43,7 +43,7 @@ def start_ranks(
     container: RankContainer | None = None,
     node_environment: NodeEnvironment | None = None,
     fork_server: RankForks | None = None,
-    slot: SlotStep | None = None,
+    slot: SlotNodes | None = None,
     local: bool = False,
     on_hosts: bool = False,
 ) -> StepProcess:
@@ -68,7 +68,7 @@ def start_ranks(
     srun_args, log_to_file, is_slice, container, node_environment, fork_server
         As of `hpctrain.execute.worker_group.WorkerGroup`.
     slot
-        The step in which they start, if a tuner keeps one for them.
+        The steps in which they start, if a tuner keeps some for them.
     local
         Whether they stay on this machine.
     on_hosts
@@ -97,7 +97,6 @@ def start_ranks(
         variables = packed.variables(variables)
     if slot is not None:
         step = slot.start_ranks(
-            worker_step_argv(launcher, placement, (), local=True),
             command,
             placement=placement,
             environment=variables,

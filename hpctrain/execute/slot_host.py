@@ -1,9 +1,9 @@
 """What holds the step of a slot: ``python -m hpctrain.execute.slot_host``.
 
-A tuner in an allocation starts it by srun, with the CPUs, GPUs and memory of a slot, and trials
-begin in it one after another. Their executors connect over TCP and ask for their agent, which is
-forked from here, and for mpiexec, whose ranks are forked from a process that has imported what they
-need. So a trial asks Slurm for no step, and imports nothing.
+A tuner in an allocation starts it by srun, with the CPUs, GPUs and memory of a slot on a node, and
+trials begin in it one after another. Their executors connect over TCP and ask for their agent,
+which is forked from here, and for mpiexec, or its proxy of this node, whose ranks are forked from a
+process that has imported what they need. So a trial asks Slurm for no step, and imports nothing.
 
 The first line on standard input says what srun was given, the first one on standard output how the
 step is reached. Once the standard input ends, as with the tuner, and no executor is connected, the

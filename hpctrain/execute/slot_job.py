@@ -11,20 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from hpctrain import timeouts
+from hpctrain import environ, timeouts
 from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.offered_fork_server import OfferedForkServer
 from hpctrain.execute.process import descendants, process_start_time
-from hpctrain.execute.rank_forks import (
-    IN_SLOT,
-    client_argv,
-    client_variables,
-    system_python,
-)
 
 _READ_BYTES = 2**16
 _MOST_PENDING_BYTES = 2**20
+_NO_SERVER = "none"
 OF_RANKS = frozenset([signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
 """Signals that Slurm sends to every process of a step, and that only ranks are to act on."""
 
@@ -128,22 +123,23 @@ class SlotJob:
     def execute(
         self, asked: Mapping[str, Any], environment: Mapping[str, str], forks: ForkServers
     ) -> None:
-        """Start a launcher, whose ranks are forked from a server of this step."""
+        """Start a launcher, or what it has on this node. Ranks are forked here.
+
+        Where there is no server, each fork client is the rank itself.
+        """
         command = [*asked["command"]]
         with _ignoring(OF_RANKS):
             name = forks.offer(environment)
         if name:
             self._ranks, self._server = OfferedForkServer(name), forks.pid
             self._ranks.command(command, environment)
-        # Where there is no server, it is the rank itself.
-        launched = client_argv(name or "none", command, asked=IN_SLOT, python=system_python())
         reading, writing = os.pipe()
         try:
             # hydra would end with each of them, and its ranks too (seen with MPICH 5).
             signal.pthread_sigmask(signal.SIG_BLOCK, OF_RANKS)
             self._process = subprocess.Popen(
-                [*asked["argv"], *launched],
-                env={**environment, **client_variables(launched)},
+                asked["argv"],
+                env={**environment, environ.SLOT_SERVER: name or _NO_SERVER},
                 cwd=asked["cwd"],
                 stdin=subprocess.DEVNULL,
                 stdout=writing,

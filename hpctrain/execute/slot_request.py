@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import encode_frame
 
+if TYPE_CHECKING:
+    from hpctrain.plan.resources import Placement
+
 SECRET_BYTES = 32
+_NUM_RANKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
+# By these a process would be the only task of the step.
+_OF_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS")
 
 
 def credentials(secret: bytes) -> Credentials:
@@ -21,6 +29,53 @@ def credentials(secret: bytes) -> Credentials:
 def digest_variables(variables: Mapping[str, str]) -> dict[str, int]:
     """Return what shows whether a variable has the same value elsewhere. Pure."""
     return {name: zlib.crc32(os.fsencode(value)) for name, value in variables.items()}
+
+
+def variables_of_ranks(placement: Placement, node: int) -> tuple[dict[str, str], list[str]]:
+    """Return the variables by which ranks see one step, and those of the step that they lack. Pure.
+
+    A step of a slot has one task, on one node. The launcher's own variables say which rank a
+    process is.
+
+    Parameters
+    ----------
+    placement
+        How all ranks lie on nodes, which are named.
+    node
+        Number of their node.
+
+    Examples
+    --------
+    >>> from hpctrain.plan.resources import Placement
+    >>> placement = Placement(
+    ...     tasks_per_node=(2, 2, 1),
+    ...     nodes=("a", "b", "c"),
+    ...     cpus_per_task=4,
+    ...     gpus_per_task=0,
+    ...     mem_bytes_per_task=None,
+    ... )
+    >>> variables, lacked = variables_of_ranks(placement, 1)
+    >>> variables["SLURM_NODEID"], variables["SLURM_STEP_TASKS_PER_NODE"]
+    ('1', '2(x2),1')
+    """
+    each = _shorten(placement.tasks_per_node)
+    variables = {
+        **dict.fromkeys(_NUM_RANKS, str(placement.num_workers)),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
+        "SLURM_CPUS_PER_TASK": str(placement.cpus_per_task),
+    }
+    if placement.num_nodes > 1:
+        count = str(placement.num_nodes)
+        variables.update(dict.fromkeys(("SLURM_NNODES", "SLURM_STEP_NUM_NODES"), count))
+        variables["SLURM_STEP_NODELIST"] = ",".join(placement.nodes)
+        variables["SLURM_NODEID"] = str(node)
+    return variables, [*_OF_TASK] if placement.num_workers > 1 else []
+
+
+def _shorten(counts: Iterable[int]) -> str:
+    """Return numbers as Slurm writes those of tasks."""
+    parts = ((count, len([*same])) for count, same in groupby(counts))
+    return ",".join(f"{count}(x{times})" if times > 1 else f"{count}" for count, times in parts)
 
 
 def encode_request(
@@ -40,7 +95,7 @@ def encode_request(
     Parameters
     ----------
     argv
-        The launcher of ranks; empty for an agent.
+        The launcher of ranks, or what it has on this node; empty for an agent.
     command
         Of a rank, or of the agent.
     environment

@@ -1,7 +1,6 @@
-"""`SlotStep`: the step of a slot, as the executor of a trial sees it.
+"""`SlotStep`: the step of a slot on one node, as the executor of a trial sees it.
 
-A tuner keeps it from trial to trial (`hpctrain.tune.slot_steps`). It is an offer: an executor that
-cannot use it starts steps of its own.
+A tuner keeps it from trial to trial (`hpctrain.tune.slot_steps`).
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hpctrain import environ, timeouts
+from hpctrain import timeouts
 from hpctrain.backend import OF_EVERY_RANK
 from hpctrain.control.link import connect_once
 from hpctrain.control.wire import FrameSocket, ProtocolError, encode_frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess, process_start_time
-from hpctrain.execute.slot_request import credentials, encode_request
-from hpctrain.execute.step_launcher import find_mpiexec
-from hpctrain.log import log
+from hpctrain.execute.slot_request import credentials, encode_request, variables_of_ranks
 from hpctrain.own_files import open_log
 from hpctrain.own_time import Deadline
 from hpctrain.plan.modules import own_places
@@ -33,7 +30,6 @@ from hpctrain.rundir.files import may_pass
 
 if TYPE_CHECKING:
     from hpctrain.control.proof import Seal
-    from hpctrain.plan.launch_plan import StepLauncher
     from hpctrain.plan.resources import Placement
     from hpctrain.plan.spec import RankSettings
 
@@ -41,8 +37,6 @@ _LOOK_INTERVAL_S = 0.01
 _LOST = -9
 _ADDRESS_BEGINS = '{"addresses"'
 _ENDED = b"\1" + 7 * b"\0"
-# By these a process would be the only task of the step.
-_OF_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS")
 
 
 class SlotStepError(Exception):
@@ -61,24 +55,33 @@ class SlotStep:
     """
 
     def __init__(self, ticket: str, settings: RankSettings) -> None:
-        pid, start, self._mark = ticket.split(":")
+        pid, start, self.mark = ticket.split(":")
         self._srun, self._srun_start = int(pid), int(start)
         self._modules = [*dict.fromkeys((*OF_EVERY_RANK, *settings.preload))]
         self._own_places = [*own_places(settings.sys_path)]
         self._reached_by: Mapping[str, object] | None = None
-        self.is_usable = True
-        """Whether it is there, as far as is known."""
-
-    def launcher(self) -> StepLauncher:
-        """Return what starts ranks in it."""
-        return find_mpiexec("wheel")
 
     def start_agent(
-        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path
-    ) -> SlotProcess | None:
-        """Start the agent of its node; return None, and give it up, if that cannot be.
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        waits: bool = True,
+    ) -> SlotProcess:
+        """Start the agent of its node.
 
         Not collective.
+
+        Parameters
+        ----------
+        waits
+            As of `SlotProcess`.
+
+        Raises
+        ------
+        SlotStepError
+            If it cannot be started there.
         """
         request = encode_request(
             [],
@@ -91,11 +94,7 @@ class SlotStep:
             modules=[],
             own_places=[],
         )
-        try:
-            return SlotProcess(self, request, argv=command, log=log)
-        except SlotStepError as error:
-            self.give_up(str(error))
-            return None
+        return SlotProcess(self, request, argv=command, log=log, waits=waits)
 
     def start_ranks(
         self,
@@ -103,10 +102,13 @@ class SlotStep:
         command: Sequence[str],
         *,
         placement: Placement,
+        node: int = 0,
         environment: Mapping[str, str],
         log: Path,
+        waits: bool = True,
+        kind: type[SlotProcess] | None = None,
     ) -> SlotProcess:
-        """Start a launcher of ranks, and these as forks of a process of the step.
+        """Start a launcher of ranks, or what it has on this node.
 
         Not collective.
 
@@ -115,47 +117,38 @@ class SlotStep:
         argv
             Of the launcher.
         command
-            Of a rank.
+            Of an ordinary rank.
+        placement
+            How all ranks lie on nodes.
+        node
+            Number of this node among them.
+        waits
+            As of `SlotProcess`.
+        kind
+            What the process is here; None is a `SlotProcess`.
 
         Raises
         ------
-        LaunchError
+        SlotStepError
             If it cannot be started there.
         """
-        count, cpus = str(placement.num_workers), str(placement.cpus_per_task)
-        names = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS", "SLURM_TASKS_PER_NODE")
+        of_rank, without = variables_of_ranks(placement, node)
         request = encode_request(
             [*argv],
             command=[*command],
             environment=environment,
-            of_rank={
-                **dict.fromkeys((*names, "SLURM_STEP_TASKS_PER_NODE"), count),
-                "SLURM_CPUS_PER_TASK": cpus,
-            },
-            # The launcher's own say which rank a process is.
-            without=[*_OF_TASK] if placement.num_workers > 1 else [],
+            of_rank=of_rank,
+            without=without,
             cwd=os.getcwd(),
             agent=False,
             modules=self._modules,
             own_places=self._own_places,
         )
-        try:
-            return SlotProcess(self, request, argv=argv, log=log)
-        except SlotStepError as error:
-            # The agent, which the slot has started, is no use to other ranks.
-            raise LaunchError(f"ranks cannot start in it: {error}", transient=True) from error
+        return (kind or SlotProcess)(self, request, argv=argv, log=log, waits=waits)
 
-    def give_up(self, reason: str) -> None:
-        """Do without it from here on, and end it: the run's own steps need what it has."""
-        if not self.is_usable:
-            return
-        self.is_usable = False
-        log(f"note: this run starts steps of its own, and none in the step of its slot: {reason}")
-        job_id = environ.variable("SLURM_JOB_ID")
-        if job_id is not None and self._is_there():
-            from hpctrain.slurm.steps import end_marked_steps
-
-            end_marked_steps(job_id, self._mark, timeout_s=timeouts.SLOT_STEP_END_S)
+    def is_there(self) -> bool:
+        """Return whether its srun lives. Not collective."""
+        return process_start_time(self._srun) == self._srun_start
 
     def connect(self) -> tuple[socket.socket, Seal]:
         """Connect to it, once it is there.
@@ -180,13 +173,13 @@ class SlotStep:
     def _await_start(self) -> Mapping[str, object]:
         deadline = Deadline(timeouts.SLOT_STEP_S)
         while self._reached_by is None:
-            if not self._is_there():
+            if not self.is_there():
                 raise SlotStepError("it has ended")
             with suppress(OSError):
                 # What the step has printed: srun is a process of this host, and of this user.
                 printed = Path(f"/proc/{self._srun}/fd/1").read_text(errors="replace")
                 # Its process id may be another's by now.
-                if self._is_there() and (found := find_address(printed)) is not None:
+                if self.is_there() and (found := find_address(printed)) is not None:
                     self._reached_by = found
                     break
             if deadline.is_over:
@@ -195,9 +188,6 @@ class SlotStep:
                 )
             time.sleep(_LOOK_INTERVAL_S)
         return self._reached_by
-
-    def _is_there(self) -> bool:
-        return process_start_time(self._srun) == self._srun_start
 
 
 def find_address(printed: str) -> Mapping[str, object] | None:
@@ -241,6 +231,8 @@ class SlotProcess(StepProcess):
         What runs there.
     log
         File of this host that gets its output.
+    waits
+        Whether to wait until it is started; otherwise `await_start` does that.
 
     Raises
     ------
@@ -248,8 +240,16 @@ class SlotProcess(StepProcess):
         If it cannot be started there.
     """
 
-    def __init__(self, slot: SlotStep, request: bytes, *, argv: Sequence[str], log: Path) -> None:
-        self._slot, self._request = slot, request
+    def __init__(
+        self,
+        slot: SlotStep,
+        request: bytes,
+        *,
+        argv: Sequence[str],
+        log: Path,
+        waits: bool = True,
+    ) -> None:
+        self._slot, self._request, self._waits = slot, request, waits
         super().__init__(argv, environment={}, log=log)
 
     def start_again(self) -> None:
@@ -284,6 +284,17 @@ class SlotProcess(StepProcess):
         )
         self._thread.start()
         self._post(self._request)
+        if self._waits:
+            self.await_start()
+
+    def await_start(self) -> None:
+        """Wait until it is started.
+
+        Raises
+        ------
+        SlotStepError
+            If it is not.
+        """
         if not self._answered.wait(timeouts.SLOT_ANSWER_S):
             self._refusal = "it does not answer"
         if self._refusal:
@@ -302,10 +313,16 @@ class SlotProcess(StepProcess):
     def kill(self, patience_s: float = timeouts.LAUNCHER_END_S) -> None:
         """End it and all that it has started: first politely, then not."""
         for op in ("end", "kill"):
-            if self._status is None and self.pidfd is not None:
-                self._post(encode_frame({"op": op}))
+            if self.ask(op):
                 self._await_end(patience_s / 2)
         self.close()
+
+    def ask(self, op: str) -> bool:
+        """Let the step ``end`` it, or ``kill`` it; return False if it has ended already."""
+        if self._status is not None or self.pidfd is None:
+            return False
+        self._post(encode_frame({"op": op}))
+        return True
 
     def close(self) -> None:
         """End the connection, and with it what still runs."""
@@ -334,9 +351,7 @@ class SlotProcess(StepProcess):
                         self.reasons = tuple(frame.header.get("reasons", ()))
                         self._answered.set()
                     elif frame.op == "output":
-                        with suppress(OSError):
-                            output.write(frame.body)
-                            output.flush()
+                        self._write(output, frame.body)
                     elif frame.op == "ended":
                         self._status = int(frame.header["status"])
                     elif frame.op == "refused":
@@ -350,6 +365,16 @@ class SlotProcess(StepProcess):
             if not self._answered.is_set():
                 self._refusal = "it has ended"
                 self._answered.set()
+            self._note_end(output)
             with suppress(OSError):
                 output.close()
             os.write(ended, _ENDED)
+
+    def _write(self, output: BinaryIO, printed: bytes) -> None:
+        """Write down what the process has printed. In a thread of its own."""
+        with suppress(OSError):
+            output.write(printed)
+            output.flush()
+
+    def _note_end(self, output: BinaryIO) -> None:
+        """Take it that there will be no more output. In that thread."""

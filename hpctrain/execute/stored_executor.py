@@ -36,8 +36,8 @@ def stored_executor(
     spec_digest
         That of what was submitted; None if an older hpctrain has submitted it.
     fork_server
-        Name of one that another process has started, or the ticket of the step of a slot, which has
-        one; empty without either.
+        Name of one that another process has started, or the tickets of the steps of a slot, each of
+        which has one; empty without either.
 
     Raises
     ------
@@ -110,11 +110,11 @@ def _open(
 
         pin_sources(run_spec.sources)
     run_config, plan, resume_from = spec.unpack(run_spec.executor)
-    slot_step = None
+    slot = None
     if plan.is_slice and fork_server:
-        from hpctrain.execute.slot_step import SlotStep
+        from hpctrain.execute.slot_nodes import SlotNodes
 
-        slot_step = SlotStep(fork_server, run_spec.settings)
+        slot = SlotNodes(fork_server, run_spec.settings, nodes=plan.placement.nodes)
     # Those of ranks that have started already have why they were not forked.
     forks = None if first_steps is None else first_steps.forks
     return Executor(
@@ -125,7 +125,7 @@ def _open(
         resume_from=resume_from,
         fork_server=forks or fork_server_for(plan, run_spec.settings, offered=fork_server),
         first_steps=first_steps,
-        slot_step=slot_step,
+        slot=slot,
         signals=signals,
     )
 

@@ -44,6 +44,9 @@ _IN_BLOCKS = "--distribution=block"
 # script (measured with Slurm 22.05).
 _EXPORT = "--export=ALL"
 _BESIDE_OTHERS = ("--overlap", _EXPORT)
+# By default hydra kills all ranks when one dies, and then the first death cannot be identified. The
+# executor detects it through the rank's agent, and ends the others.
+_KEEP_RANKS = "-disable-auto-cleanup"
 # Each step has CPUs of its own, and srun waits for them while another step is still ending. Steps
 # that overlap are all bound to the first CPUs of a node.
 _OWN_CPUS = ("--exact", _EXPORT)
@@ -132,7 +135,7 @@ def slot_step_argv(
     Parameters
     ----------
     placement
-        How the workers of a run in the slot lie on its one node.
+        Of the workers that a run in the slot has on the node of the step, which is named.
     command
         What runs there as long as the slot is kept.
     srun_args
@@ -151,6 +154,33 @@ def slot_step_argv(
         f"--cpus-per-task={placement.num_workers * placement.cpus_per_task}",
         "--kill-on-bad-exit=1",
         *srun_args,
+        *command,
+    ]
+
+
+def slot_ranks_argv(
+    launcher: StepLauncher, placement: Placement, command: Sequence[str]
+) -> list[str]:
+    """Return the command that starts all ranks in the steps of a slot.
+
+    Not collective. On several nodes it starts none of its proxies, and prints their commands. Ranks
+    have the environment of their proxy.
+
+    Parameters
+    ----------
+    launcher
+        That of MPICH.
+    placement
+        How they lie on the nodes, which are named.
+    command
+        The command of one rank.
+    """
+    if placement.num_nodes == 1:
+        return worker_step_argv(launcher, placement, command, local=True)
+    return [
+        *(launcher.program, "-n", str(placement.num_workers)),
+        *(_KEEP_RANKS, "-launcher", "manual", "-rmk", "user", "-genvnone"),
+        *("-hosts", _slots(placement)),
         *command,
     ]
 
@@ -203,9 +233,7 @@ def worker_step_argv(
     is_listed = bool(placement.nodes) and not placement.is_even
     argv = [launcher.program, "-n", str(placement.num_workers)]
     if launcher.kind == "hydra":
-        # By default hydra kills all ranks when one dies, and then the first death cannot be
-        # identified. The executor detects it through the rank's agent, and ends the others.
-        argv.append("-disable-auto-cleanup")
+        argv.append(_KEEP_RANKS)
         if local:
             # Inside an allocation hydra would start its proxies through srun.
             argv += ["-launcher", "fork", "-rmk", "user"]
@@ -362,7 +390,7 @@ def _one_on_each(mpiexec: StepLauncher, hosts: Sequence[str]) -> list[str]:
     argv = [mpiexec.program, "-n", str(len(hosts))]
     if mpiexec.kind == "hydra":
         # One that ends must not end the others.
-        return [*argv, "-disable-auto-cleanup", "-hosts", ",".join(hosts), "-ppn", "1"]
+        return [*argv, _KEEP_RANKS, "-hosts", ",".join(hosts), "-ppn", "1"]
     return [*argv, "--bind-to", "none", "--host", ",".join(hosts), "--map-by", "ppr:1:node"]
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from hpctrain import environ, timeouts
 from hpctrain.execute.slot_host import MODULE, PADDING
+from hpctrain.execute.slot_nodes import SEPARATOR
 from hpctrain.execute.slot_request import digest_variables
 from hpctrain.execute.slot_step import make_ticket
 from hpctrain.execute.step_launcher import find_own_hydra
@@ -28,6 +29,7 @@ from hpctrain.plan.argv import (
     slot_step_argv,
 )
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.resources import Placement, name_nodes
 from hpctrain.slurm.steps import end_marked_steps
 from hpctrain.worker.threads import explain_binding
 
@@ -40,14 +42,15 @@ _OUTPUT_VARIABLES = (
 )
 _LAST_BYTES = 4096
 _MOST_UNUSED = 3
+# Each node of a trial has an srun on the tuner's host.
+_MOST_NODES = 32
 
 
 class SlotSteps:
-    """A step for each slot of one node that a trial has, kept for a later trial that fits.
+    """A step on each node of a slot that a trial has, kept for a later trial that fits.
 
-    Each ends once another need, a trial on several nodes or the end of the sweep wants its place,
-    and after a trial that has failed: it begins anew for the next one. With this process it ends as
-    soon as no trial is in it.
+    Each ends once another need or the end of the sweep wants its place, and after a trial that has
+    failed: it begins anew for the next one. With this process it ends as soon as no trial is in it.
     """
 
     def __init__(self) -> None:
@@ -56,9 +59,9 @@ class SlotSteps:
         self._num_unused = 0
 
     def take(self, trial: str, submission: Submission, *, nodes: Collection[str]) -> str:
-        """Return the ticket of the step in which a trial is to begin; empty without one.
+        """Return the tickets of the steps in which a trial is to begin; empty without any.
 
-        Not collective. It is not waited for.
+        Not collective. They are not waited for.
 
         Parameters
         ----------
@@ -75,29 +78,52 @@ class SlotSteps:
         reason = _why_not(plan)
         if self._num_unused >= _MOST_UNUSED:
             reason = reason or f"{self._num_unused} in a row could not begin in that of their slot"
-        shape = tuple(slot_step_argv(plan.placement, (), srun_args=plan.srun_args))
-        fits = [
-            step for step in self._steps if not step.trial and step.argv == shape and not reason
-        ]
-        step = next((step for step in reversed(fits) if not self._has_ended(step)), None)
-        if step is None:
-            others = [s for s in self._steps if not s.trial and s.node in nodes and s not in fits]
-            self._end(others)
-            if reason:
-                if environ.wants_fork_server():
-                    log_once(f"trials begin with steps of their own: {reason}")
-                return ""
+        steps: list[_Step] = []
+        if not reason:
             try:
-                step = _Step(shape, node=plan.placement.nodes[0])
+                steps = self._steps_for(plan.placement)
             except OSError as error:
-                log_once(f"trials begin with steps of their own: that of a slot fails: {error}")
-                return ""
-            self._steps.append(step)
-        step.trial = trial
-        return step.ticket
+                reason = f"that of a slot fails: {error}"
+        if reason:
+            self._end_free(nodes)
+            if environ.wants_fork_server():
+                log_once(f"trials begin with steps of their own: {reason}")
+            return ""
+        for step in steps:
+            step.trial = trial
+        return SEPARATOR.join(step.ticket for step in steps)
+
+    def _steps_for(self, placement: Placement) -> list[_Step]:
+        """Return a free step on each node of a trial: one that is there, or a new one.
+
+        Raises
+        ------
+        OSError
+            If a new one cannot be started.
+        """
+        shapes = [
+            (node, _shape(placement, node, count))
+            for node, count in zip(placement.nodes, placement.tasks_per_node, strict=True)
+        ]
+        found = {node: self._find_free(shape) for node, shape in shapes}
+        self._end_free([node for node, step in found.items() if step is None])
+        return [found[node] or self._begin(node, shape) for node, shape in shapes]
+
+    def _find_free(self, shape: tuple[str, ...]) -> _Step | None:
+        fits = [step for step in self._steps if not step.trial and step.argv == shape]
+        return next((step for step in reversed(fits) if not self._has_ended(step)), None)
+
+    def _begin(self, node: str, shape: tuple[str, ...]) -> _Step:
+        step = _Step(shape, node=node)
+        self._steps.append(step)
+        return step
+
+    def _end_free(self, nodes: Collection[str]) -> None:
+        """End what no trial is in on some nodes, for what is to begin there."""
+        self._end([step for step in self._steps if not step.trial and step.node in nodes])
 
     def give_back(self, trial: str, *, is_clean: bool) -> None:
-        """Keep the step of a trial that has ended for another one, if it had one.
+        """Keep the steps of a trial that has ended for another one, if it had some.
 
         Not collective.
 
@@ -108,12 +134,14 @@ class SlotSteps:
         is_clean
             Whether it has ended as it was to: otherwise nothing is kept.
         """
-        for step in [step for step in self._steps if step.trial == trial]:
+        steps = [step for step in self._steps if step.trial == trial]
+        if steps and is_clean:
+            # An executor that cannot use one has ended all.
+            has_ended = any(step.has_ended for step in steps)
+            self._num_unused = self._num_unused + 1 if has_ended else 0
+        for step in steps:
             step.trial = ""
-            if is_clean:
-                # An executor that cannot use it has ended it.
-                self._num_unused = self._num_unused + 1 if step.has_ended else 0
-            else:
+            if not is_clean:
                 step.let_go()
                 self._steps.remove(step)
                 self._ending.append(step)
@@ -210,13 +238,19 @@ class _Step:
         return f": {last[0]}" if last else ""
 
 
+def _shape(placement: Placement, node: str, count: int) -> tuple[str, ...]:
+    """Return the command of the step for the workers of a trial on a node, but for its program."""
+    there = name_nodes(placement, (node,), (count,))
+    return tuple(slot_step_argv(there, (), srun_args=slice_srun_args(there)))
+
+
 def _why_not(plan: LaunchPlan) -> str:
     """Return why a trial cannot begin in the step of a slot; empty if it can."""
     placement = plan.placement
     if not environ.wants_fork_server():
         return "each rank imports for itself"
-    if placement.num_nodes > 1:
-        return "a trial is on several nodes"
+    if placement.num_nodes > _MOST_NODES:
+        return f"a trial is on more than {_MOST_NODES} nodes"
     if plan.container is not None:
         return "their ranks are in a container"
     if plan.environment_pack is not None:

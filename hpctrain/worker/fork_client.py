@@ -8,7 +8,8 @@ NAME is that of the server's socket, SECONDS how long its imports may take, and 
 an ordinary rank. On one machine the executor has started the server. In a step of Slurm, where
 ASKED is what the server is to import, the first rank of each node starts one, inside the step, and
 the others wait up to PATIENCE seconds for it. In the step of a slot (`hpctrain.execute.slot_host`)
-ASKED is ``slot``, the server is there, and signals are blocked that are not for the launcher.
+ASKED is ``slot``, and the server is there: its name is in a variable, since each node has another
+one and all ranks the same command. Signals are blocked that are not for the launcher.
 
 It runs once a rank before anything is shared, so it is a file of its own, started with ``python -I
 -S``, and imports nothing but modules written in C, and `os`. Where a node has a Python of its own,
@@ -47,6 +48,7 @@ _OF_RANK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID")
 _OF_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "SLURM_STEP_GPUS")
 # As in hpctrain.environ.
 _NOT_FORKED = "HPCTRAIN_NOT_FORKED"
+_SLOT_SERVER = "HPCTRAIN_SLOT_SERVER"
 # As in hpctrain.execute.fork_server.
 _PADDING = 2048
 # as in hpctrain.execute.rank_forks.
@@ -58,6 +60,8 @@ def main(argv: list[str]) -> None:
     name, seconds, patience, asked, *command = argv
     if asked == _IN_SLOT:
         asked = ""
+        # An ordinary rank does not have it.
+        name = os.environ.pop(_SLOT_SERVER, name)  # noqa: TID251
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _signal.valid_signals())
     if asked:
         answer = _ask_in_step(name, float(seconds), float(patience), asked, command[0])

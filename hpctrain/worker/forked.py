@@ -91,6 +91,7 @@ class ForkedRank:
                 values[name] = after[name]
             else:
                 values.pop(name, None)
+        values.pop(environ.SLOT_SERVER, None)
         if self.pmi is not None:
             values[_PMI_DESCRIPTOR] = str(self.pmi)
             os.set_inheritable(self.pmi, True)

@@ -88,7 +88,7 @@ class Run:
         self.ends = Ends()
 
     def execute(
-        self, *acts: Act, launcher: str = "local", slot_step: Any = None, **budgets: Any
+        self, *acts: Act, launcher: str = "local", slot: Any = None, **budgets: Any
     ) -> bool:
         FakeGroup.acts, FakeGroup.made = list(acts), []
         plan = make_plan(launcher)
@@ -100,7 +100,7 @@ class Run:
             plan=plan,
             run_config=config,
             spec_digest="digest",
-            slot_step=slot_step,
+            slot=slot,
         )
         return made.run()
 
@@ -218,7 +218,7 @@ def test_ranks_that_did_not_start_in_the_step_of_a_slot_start_as_if_there_had_be
     monkeypatch.setattr(executor, "other_mpi", lambda mpi, *, tried: "wheel")
 
     def fail_in_slot(ranks: FakeGroup) -> None:
-        ranks.agents.give_slot_step_up("no slots")
+        ranks.agents.give_slot_up("no slots")
         refuse(transient=True)(ranks)
 
     def fail_in_own(ranks: FakeGroup) -> None:
@@ -227,5 +227,5 @@ def test_ranks_that_did_not_start_in_the_step_of_a_slot_start_as_if_there_had_be
 
     slot = Mock(is_usable=True)
     slot.give_up.side_effect = lambda _: setattr(slot, "is_usable", False)
-    assert run.execute(fail_in_slot, fail_in_own, finish, launcher="allocation", slot_step=slot)
+    assert run.execute(fail_in_slot, fail_in_own, finish, launcher="allocation", slot=slot)
     assert [group.mpi for group in FakeGroup.made] == ["auto", "auto", "wheel"]

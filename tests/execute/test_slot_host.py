@@ -83,7 +83,6 @@ def test_what_ranks_leave_behind_ends_before_the_next_ones_begin(
     agent = slot.start_agent(
         [sys.executable, "-m", "an-agent"], environment=dict(os.environ), log=tmp_path / "agent"
     )
-    assert agent is not None
     with closing(agent):
         first = start(LEAVES)
         left = left_by(first)

@@ -10,6 +10,7 @@ from hpctrain.plan.argv import (
     agent_step_argv,
     host_agents_argv,
     slice_srun_args,
+    slot_ranks_argv,
     slot_step_argv,
     worker_argv,
     worker_step_argv,
@@ -115,6 +116,19 @@ def test_the_step_of_a_slot_has_what_all_ranks_of_a_trial_have():
         *("srun", "--mpi=none", "--nodes=1", "--nodelist=gpu1", "--ntasks=1"),
         *("--ntasks-per-node=1", "--distribution=block", "--exact", "--export=ALL"),
         *("--cpus-per-task=6", "--kill-on-bad-exit=1", "--mem=0", "--gres=gpu:2", "host"),
+    ]
+
+
+def test_mpiexec_starts_ranks_of_a_slot_itself_on_one_node_and_prints_how_on_several():
+    placement = replace(CHOSEN, nodes=("gpu1", "gpu3"), tasks_per_node=(3, 1))
+    assert slot_ranks_argv(LAUNCHERS["hydra"], placement, ["rank"]) == [
+        *("/env/bin/mpiexec", "-n", "4", "-disable-auto-cleanup", "-launcher", "manual"),
+        *("-rmk", "user", "-genvnone", "-hosts", "gpu1:3,gpu3:1", "rank"),
+    ]
+    placement = replace(CHOSEN, nodes=("gpu1",), tasks_per_node=(2,))
+    assert slot_ranks_argv(LAUNCHERS["hydra"], placement, ["rank"]) == [
+        *("/env/bin/mpiexec", "-n", "2", "-disable-auto-cleanup", "-launcher", "fork"),
+        *("-rmk", "user", "rank"),
     ]
 
 

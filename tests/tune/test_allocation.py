@@ -186,7 +186,7 @@ def test_trials_are_packed_on_all_nodes_and_share_neither_cpus_nor_gpus(
     # The last one needs a whole node: it has waited for the end of the others.
     together = [place for place in found if place["trial"] != "trial_00007"]
     assert len(together) == 8
-    assert len({place["step"] for place in found}) == 8, "each trial is a step of the job"
+    assert len({place["step"] for place in found}) == 9, "a step for each trial on each node"
     cpus, gpus = defaultdict[str, int](int), defaultdict[str, list[str]](list)
     for place in together:
         cpus[place["node"]] += place["cpus"]

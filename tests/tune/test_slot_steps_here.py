@@ -51,16 +51,17 @@ def steps() -> Iterator[SlotSteps]:
         yield made
 
 
-def make_submission(cpus: int = 1) -> Any:
-    """Return a trial of one worker on one node."""
-    plan = make_plan("allocation", num_workers=1, cpus=cpus)
-    placement = replace(plan.placement, nodes=("node1",))
+def make_submission(*nodes: str) -> Any:
+    """Return a trial of one worker on each of some nodes."""
+    plan = make_plan("allocation", num_workers=len(nodes), cpus=1)
+    placement = replace(plan.placement, nodes=nodes)
     plan = replace(plan, placement=placement, srun_args=slice_srun_args(placement))
     return SimpleNamespace(plan=plan)
 
 
-def take(steps: SlotSteps, trial: str) -> str:
-    return steps.take(trial, make_submission(), nodes=("node1",))
+def take(steps: SlotSteps, trial: str, *nodes: str) -> str:
+    nodes = nodes or ("node1",)
+    return steps.take(trial, make_submission(*nodes), nodes=nodes)
 
 
 def test_the_step_of_a_trial_is_that_of_the_next_one(steps: SlotSteps) -> None:
@@ -69,6 +70,29 @@ def test_the_step_of_a_trial_is_that_of_the_next_one(steps: SlotSteps) -> None:
     steps.give_back("a", is_clean=True)
     assert take(steps, "b") == ticket
     assert take(steps, "c") not in ("", ticket)
+
+
+def test_a_trial_on_two_nodes_begins_in_the_free_step_of_each(steps: SlotSteps) -> None:
+    of_first = take(steps, "a", "node1")
+    steps.give_back("a", is_clean=True)
+    of_both = take(steps, "b", "node2", "node1").split(",")
+    assert of_both[1] == of_first
+    assert take(steps, "c", "node2") not in ("", *of_both)
+    for trial in "bc":
+        steps.give_back(trial, is_clean=True)
+    # That of the node of which one has ended is a new one.
+    os.kill(int(of_first.split(":")[0]), signal.SIGKILL)
+    steps._steps[0]._process.wait(60)
+    again = take(steps, "d", "node1", "node2").split(",")
+    assert again[0] != of_first
+    assert take(steps, "e", "node2") in of_both
+
+
+def test_a_trial_on_more_nodes_than_the_tuner_has_sruns_for_has_none(
+    steps: SlotSteps, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert take(steps, "a", *map("node{}".format, range(33))) == ""
+    assert "steps of their own: a trial is on more than 32 nodes" in capfd.readouterr().err
 
 
 def test_a_trial_that_cannot_begin_leaves_no_step(
@@ -85,7 +109,7 @@ def test_a_trial_that_cannot_begin_leaves_no_step(
     runner = AllocationRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
     with closing(runner):
         with pytest.raises(ConfigError, match="trusted"):
-            runner._begin(Trial(trial_id="trial_00000", config={}), make_submission())
+            runner._begin(Trial(trial_id="trial_00000", config={}), make_submission("node1"))
         (step,) = runner._slot_steps._ending
         assert step._process.pid == taken[0]
         # It ends by itself.
