@@ -215,6 +215,9 @@ class BackendConfig:
     preload: ClassVar[tuple[str, ...]] = ()
     """Installed modules that every rank needs, and that one process of a node may import for all
     ranks: they start no thread, and use neither MPI nor a GPU."""
+    preload_for_trials: ClassVar[tuple[str, ...]] = ()
+    """More of them, which most training functions lead to: for a process that is kept from trial to
+    trial of a sweep, and so imports once for many ranks."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are of the same class, with the same settings."""

@@ -57,7 +57,8 @@ class SlotStep:
     def __init__(self, ticket: str, settings: RankSettings) -> None:
         pid, start, self.mark = ticket.split(":")
         self._srun, self._srun_start = int(pid), int(start)
-        self._modules = [*dict.fromkeys((*OF_EVERY_RANK, *settings.preload))]
+        modules = (*OF_EVERY_RANK, *settings.preload, *settings.preload_for_trials)
+        self._modules = [*dict.fromkeys(modules)]
         self._own_places = [*own_places(settings.sys_path)]
         self._reached_by: Mapping[str, object] | None = None
 

@@ -126,7 +126,8 @@ def _make_settings(
         max_writers=sync.max_writers,
         max_bytes_per_s=sync.max_bytes_per_s,
         in_container=plan.container is not None or plan.environment_pack is not None,
-        preload=_preload_of(request.worker_spec.backend_config),
+        preload=_modules_of(request.worker_spec.backend_config, "preload"),
+        preload_for_trials=_modules_of(request.worker_spec.backend_config, "preload_for_trials"),
         stops_at=_goals_of(request.run_config) if stops_exactly else None,
         seed=seed_of(request, plan.launcher),
         awaits_decisions=awaits_decisions,
@@ -159,13 +160,13 @@ def _goals_of(run_config: RunConfig) -> Mapping[str, float] | None:
     return dict(run_config.stop) if isinstance(run_config.stop, Mapping) else None
 
 
-def _preload_of(backend_config: Any) -> tuple[str, ...]:
+def _modules_of(backend_config: Any, attribute: str) -> tuple[str, ...]:
     """Return the modules that a backend lets one process import for all ranks of a node."""
-    names = getattr(backend_config, "preload", ())
+    names = getattr(backend_config, attribute, ())
     if not isinstance(names, (tuple, list)) or not all(map(_is_module_name, names)):
         raise ConfigError(
-            f"{type(backend_config).__name__}.preload is {names!r}. Names of modules are needed, "
-            f"such as ('torch', 'torch.distributed')."
+            f"{type(backend_config).__name__}.{attribute} is {names!r}. Names of modules are "
+            f"needed, such as ('torch', 'torch.distributed')."
         )
     return tuple(names)
 

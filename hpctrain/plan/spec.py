@@ -52,6 +52,8 @@ class RankSettings:
     environment."""
     preload: tuple[str, ...] = ()
     """Modules that one process of a node may import for all of its ranks."""
+    preload_for_trials: tuple[str, ...] = ()
+    """More of them, for a process that is kept from trial to trial."""
     stops_at: Mapping[str, float] | None = None
     """Stop criteria at whose report ranks wait for the executor; None: they go on meanwhile."""
     seed: int | None = None

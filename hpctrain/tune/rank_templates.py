@@ -40,7 +40,8 @@ class RankTemplates:
         plan, settings = submission.plan, submission.spec.settings
         if plan.launcher != "local" or not environ.wants_fork_server():
             return ""
-        modules = tuple(dict.fromkeys((*OF_EVERY_RANK, *settings.preload)))
+        named = (*OF_EVERY_RANK, *settings.preload, *settings.preload_for_trials)
+        modules = tuple(dict.fromkeys(named))
         places = own_places(settings.sys_path)
         of_executor = {**environ.environment(), **variables}
         environment = rank_environment(

@@ -257,11 +257,14 @@ def test_the_reason_why_ranks_are_not_forked_is_told_once(
     assert capfd.readouterr().err.count(said) == 1
 
 
+@pytest.mark.parametrize("attribute", ["preload", "preload_for_trials"])
 @pytest.mark.parametrize("preload", ["torch", ("torch", 3), ("not a module",)])
-def test_a_preload_that_names_no_modules_is_refused(preload: Any, tmp_path: Path) -> None:
+def test_a_preload_that_names_no_modules_is_refused(
+    preload: Any, attribute: str, tmp_path: Path
+) -> None:
     class Config(TorchConfig):
         pass
 
-    Config.preload = preload
-    with pytest.raises(ConfigError, match=r"Config.preload is .* Names of modules are needed"):
+    setattr(Config, attribute, preload)
+    with pytest.raises(ConfigError, match=rf"Config.{attribute} is .* Names of modules are needed"):
         fit(_trains(), tmp_path, trainer=TorchTrainer, torch_config=Config())

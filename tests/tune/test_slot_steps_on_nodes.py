@@ -396,6 +396,7 @@ def train(config):
     import its_own
 
     where(config)
+    of_optimizers = "torch._dynamo" in sys.modules
     torch.manual_seed(config["x"])
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     model = hpctrain.torch.prepare_model(model)
@@ -405,7 +406,8 @@ def train(config):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        hpctrain.report({"loss": loss.item().hex(), "number": its_own.NUMBER})
+        reported = {"loss": loss.item().hex(), "number": its_own.NUMBER}
+        hpctrain.report({**reported, "is_there": of_optimizers})
     if hpctrain.get_context().get_world_rank() == 0:
         (FOLDER / "its_own.py").write_text(f"NUMBER = {config['x'] + 10}")
 
@@ -433,6 +435,8 @@ def test_losses_on_two_nodes_are_those_of_trials_with_steps_of_their_own(
         code = f"os.environ['HPCTRAIN_FORK_SERVER'] = '{value}'\n{ON_TWO_NODES}{LOSSES}"
         places = sweep(virtual_slurm, folder, code, nodes=2)
         assert {bool(place["host"]) for place in places} == {value == "1"}
+        last = [Result.from_path(run).metrics for run in runs(folder, 2)]
+        assert [metrics["is_there"] for metrics in last] == 2 * [value == "1"]
         histories = [Result.from_path(run).metrics_history for run in runs(folder, 2)]
         losses.append([[metrics["loss"] for metrics in history] for history in histories])
     assert losses[0] == losses[1]
