@@ -137,10 +137,19 @@ class Health:
         How many nodes it has.
     gpus_on
         Returns how many GPUs the ranks of a node use, by its name.
+    is_slice
+        Whether they are some of the nodes of a job: what none of them sees, others may.
     """
 
-    def __init__(self, *, num_nodes: int = 0, gpus_on: Callable[[str], int] = lambda _: 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_nodes: int = 0,
+        gpus_on: Callable[[str], int] = lambda _: 0,
+        is_slice: bool = False,
+    ) -> None:
         self._num_nodes = num_nodes
+        self._is_slice = is_slice
         self._gpus_on = gpus_on
         self._began_at = time.time()
         self.reports: dict[str, dict[str, Any]] = {}
@@ -186,7 +195,8 @@ class Health:
 
     def verdict(self) -> Verdict:
         """Return what is wrong as far as it is known."""
-        return judge(self.reports, num_nodes=self._num_nodes, gpus_on=self._gpus_on)
+        of_all = 0 if self._is_slice else self._num_nodes
+        return judge(self.reports, num_nodes=of_all, gpus_on=self._gpus_on)
 
 
 def _is_short(free: int | None) -> bool:

@@ -71,7 +71,9 @@ class RankGroup(CallsFunctions):
         self.missing_nodes: tuple[str, ...] = ()
         """Nodes whose agents had not come when the start failed."""
         self.health = Health(
-            num_nodes=placement.num_nodes + len(idle_nodes), gpus_on=placement.gpus_on
+            num_nodes=placement.num_nodes + len(idle_nodes),
+            gpus_on=placement.gpus_on,
+            is_slice=how.is_slice,
         )
         """What its nodes have reported of themselves, even if the start failed."""
         self._how, self._paths = how, how.paths

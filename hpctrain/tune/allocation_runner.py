@@ -10,6 +10,7 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.process import process_start_time
 from hpctrain.execute.usable_nodes import UsableNodes
 from hpctrain.launch.cancel import end_executor, record_end
@@ -17,13 +18,14 @@ from hpctrain.launch.life import job_is_alive
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
+from hpctrain.plan.visibility import NOT_SEEN, explain_invisible
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.scaling_config import ScalingConfig
-from hpctrain.slurm.nodes import SlurmNodes
+from hpctrain.slurm.nodes import SlurmNodes, allocated_hosts
 from hpctrain.tune.local_runner import LocalRunner, MakeTrainer, RunOf
 from hpctrain.tune.node_slots import need_on_nodes
 from hpctrain.tune.runner import End, Look
@@ -31,6 +33,7 @@ from hpctrain.tune.slot_steps import SlotSteps
 from hpctrain.tune.slots import Need
 from hpctrain.tune.trial import Trial
 
+_MOST_NAMED = 8
 _JOB_ENDS = (FailureKind.PREEMPTION.value, FailureKind.TIME_LIMIT.value)
 
 
@@ -46,6 +49,7 @@ class AllocationRunner(LocalRunner):
     def __init__(self, make_trainer: MakeTrainer, run_of: RunOf, *, decides: bool = False) -> None:
         super().__init__(make_trainer, run_of, decides=decides)
         self._slot_steps = SlotSteps()
+        self._left_out: dict[str, str] = {}
 
     def close(self) -> None:
         """Start no more trials. Not collective. Those that were begun go on."""
@@ -100,7 +104,10 @@ class AllocationRunner(LocalRunner):
                 return replace(end, is_orphaned=True, reason=reason)
             return end
         if end.failed and status is not None and status.error_type == LaunchError.__name__:
-            lost = {**lost, **_test_nodes(trial.slot.nodes)}
+            lost = {**_find_bad(paths, trial), **lost, **_test_nodes(trial.slot.nodes)}
+            self._left_out.update(lost)
+            if lost and self._left_out.keys() >= _hosts():
+                return replace(end, is_for_all=True, reason=explain_all(self._left_out))
         is_cut_off = has_job_ended or ((end.failed or end.was_stopped) and bool(lost))
         return replace(end, is_cut_off=is_cut_off, lost_nodes=lost)
 
@@ -138,6 +145,43 @@ def find_losses(events: Iterable[Mapping[str, Any]]) -> tuple[dict[str, str], st
         elif event["event"] == "attempt-ended":
             kind = event.get("kind")
     return lost, kind
+
+
+def explain_all(left_out: Mapping[str, str]) -> str:
+    """Return why no node of an allocation can be used. Pure; not collective.
+
+    Parameters
+    ----------
+    left_out
+        Why each of them cannot.
+
+    Examples
+    --------
+    >>> explain_all({"a": "its /tmp is full", "b": "silent"})
+    'no node of this job can be used: a: its /tmp is full; b: silent.'
+    """
+    # The run directories of trials differ.
+    kinds = {reason.partition("/")[0] for reason in left_out.values()}
+    if len(kinds) == 1 and kinds.pop().startswith(NOT_SEEN):
+        thing = next(iter(left_out.values())).removeprefix(NOT_SEEN)
+        return explain_invisible("no node of this job sees", thing)
+    each = "; ".join(f"{node}: {reason}" for node, reason in [*left_out.items()][:_MOST_NAMED])
+    more = f"; and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
+    return f"no node of this job can be used: {each}{more}."
+
+
+def _find_bad(paths: RunPaths, trial: Trial) -> dict[str, str]:
+    """Return which nodes of a trial cannot be used, as it has found in this job."""
+    found = bad_nodes(paths, job_id=environ.variable("SLURM_JOB_ID"))
+    return {node: reason for node, reason in found.items() if node in trial.slot.nodes}
+
+
+def _hosts() -> set[str]:
+    """Return the nodes of the job; a name that none has, where they are not known."""
+    try:
+        return set(allocated_hosts())
+    except LaunchError:
+        return {""}
 
 
 def _is_elsewhere(status: RunStatus) -> bool:

@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -30,6 +31,7 @@ from hpctrain.plan.argv import (
 )
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import Placement, name_nodes
+from hpctrain.plan.visibility import checked_argv
 from hpctrain.slurm.steps import end_marked_steps
 from hpctrain.worker.threads import explain_binding
 
@@ -57,6 +59,7 @@ class SlotSteps:
         self._steps: list[_Step] = []
         self._ending: list[_Step] = []
         self._num_unused = 0
+        self._unused_on: Counter[str] = Counter()
 
     def take(self, trial: str, submission: Submission, *, nodes: Collection[str]) -> str:
         """Return the tickets of the steps in which a trial is to begin; empty without any.
@@ -77,7 +80,10 @@ class SlotSteps:
         plan = submission.plan
         reason = _why_not(plan)
         if self._num_unused >= _MOST_UNUSED:
-            reason = reason or f"{self._num_unused} in a row could not begin in that of their slot"
+            reason = reason or _too_many(self._num_unused)
+        for node in plan.placement.nodes:
+            if (count := self._unused_on[node]) >= _MOST_UNUSED:
+                reason = reason or f"{_too_many(count)} on {node}"
         steps: list[_Step] = []
         if not reason:
             try:
@@ -135,13 +141,15 @@ class SlotSteps:
             Whether it has ended as it was to: otherwise nothing is kept.
         """
         steps = [step for step in self._steps if step.trial == trial]
+        # An executor that cannot use one has ended all.
+        has_ended = any(step.has_ended for step in steps)
         if steps and is_clean:
-            # An executor that cannot use one has ended all.
-            has_ended = any(step.has_ended for step in steps)
             self._num_unused = self._num_unused + 1 if has_ended else 0
         for step in steps:
             step.trial = ""
-            if not is_clean:
+            if is_clean:
+                self._unused_on[step.node] = self._unused_on[step.node] + 1 if has_ended else 0
+            else:
                 step.let_go()
                 self._steps.remove(step)
                 self._ending.append(step)
@@ -189,9 +197,11 @@ class _Step:
         # Executors read there how it is reached; nothing is left of it with srun.
         printed = [os.memfd_create(f"hpctrain-slot-{stream}") for stream in ("stdout", "stderr")]
         self._errors = printed[1]
+        # Without a working directory Slurm starts it in /tmp, with modules of other users.
+        command = [sys.executable, "-m", MODULE, PADDING]
         try:
             self._process = subprocess.Popen(
-                [*argv, sys.executable, "-m", MODULE, PADDING],
+                [*argv, *checked_argv(command, cwd=os.getcwd())],
                 env=variables,
                 stdin=subprocess.PIPE,
                 stdout=printed[0],
@@ -236,6 +246,10 @@ class _Step:
         text = os.pread(self._errors, _LAST_BYTES, max(0, size - _LAST_BYTES))
         last = text.decode(errors="replace").strip().splitlines()[-1:]
         return f": {last[0]}" if last else ""
+
+
+def _too_many(count: int) -> str:
+    return f"{count} in a row could not begin in that of their slot"
 
 
 def _shape(placement: Placement, node: str, count: int) -> tuple[str, ...]:

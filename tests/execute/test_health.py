@@ -150,6 +150,13 @@ def test_what_no_node_sees_is_not_the_fault_of_nodes():
     )
 
 
+def test_what_no_node_of_a_slice_sees_others_may_see():
+    health = Health(num_nodes=1, is_slice=True)
+    health.read("hpctrain: node1 cannot be used: it does not see the run directory /tmp/me")
+    assert health.verdict().bad == {"node1": "it does not see the run directory /tmp/me"}
+    assert not health.verdict().unseen
+
+
 def test_a_single_node_with_a_full_tmp_is_bad_all_the_same():
     verdict = judge({"node1": {**GOOD, "tmp_free": 0}}, num_nodes=1)
     assert verdict.bad.keys() == {"node1"}

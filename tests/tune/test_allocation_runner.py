@@ -18,6 +18,7 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.tune import allocation_runner
 from hpctrain.tune.allocation_runner import AllocationRunner, find_losses
+from hpctrain.tune.slots import Slot
 from hpctrain.tune.trial import Trial
 
 BEGUN = {"event": "executor-started"}
@@ -172,3 +173,40 @@ def test_a_trial_whose_node_went_down_before_it_had_started_goes_on_elsewhere(
     end = runner.look(trial).end
     assert end is not None
     assert (end.is_cut_off, end.lost_nodes) == (True, {"b": "silent"})
+
+
+@pytest.mark.parametrize("hosts", [["a", "b", "c"], ["a", "b"], ["b"]])
+def test_a_node_that_a_trial_has_found_bad_is_left_out_and_the_trial_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[str]
+) -> None:
+    """Once none is left, no trial fails for it."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(allocation_runner, "allocated_hosts", lambda: hosts)
+    monkeypatch.setattr(allocation_runner, "_test_nodes", lambda nodes: {})
+    runner, trial, paths = make_runner(tmp_path)
+    reason = "it does not see the run directory /x"
+    for node in ("b", "a"):
+        trial.slot = Slot(nodes={node: 1})
+        write_end(paths, RunState.FAILED, error_type="LaunchError")
+        append_event(paths, "node-bad", node=node, reason=reason, job_id="7")
+        end = runner.look(trial).end
+        assert end is not None
+        if (hosts, node) == (["a", "b"], "a") or hosts == ["b"]:
+            assert (end.is_for_all, end.is_cut_off) == (True, False)
+            assert end.reason.startswith("no node of this job sees the run directory /x. Choose")
+            return
+        assert (end.is_cut_off, end.is_for_all, end.lost_nodes) == (True, False, {node: reason})
+
+
+def test_nodes_that_another_job_has_found_bad_are_used_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(allocation_runner, "_test_nodes", lambda nodes: {})
+    runner, trial, paths = make_runner(tmp_path)
+    trial.slot = Slot(nodes={"a": 1})
+    write_end(paths, RunState.FAILED, error_type="LaunchError")
+    append_event(paths, "node-bad", node="a", reason="its /tmp is full", job_id="6")
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.is_cut_off, end.failed) == (False, True)

@@ -17,7 +17,7 @@ import pytest
 
 from hpctrain import timeouts
 from hpctrain.errors import ConfigError
-from hpctrain.execute.slot_step import SlotStep
+from hpctrain.execute.slot_step import SlotStep, SlotStepError
 from hpctrain.plan.argv import slice_srun_args
 from hpctrain.tune import local_runner, slot_steps
 from hpctrain.tune.allocation_runner import AllocationRunner
@@ -152,6 +152,33 @@ def test_the_input_and_output_of_a_step_are_what_the_tuner_gives_it(
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_step_does_not_start_where_its_working_directory_is_not_seen(
+    steps: SlotSteps, srun: Path, tmp_path: Path
+) -> None:
+    """Slurm would start it in /tmp."""
+    # The command is: sh -c SCRIPT DIRECTORY PYTHON ...
+    srun.write_text(SRUN.replace("$@", f'$1" -c "$3" /gone "$5" > "{tmp_path}/said'))
+    with pytest.raises(SlotStepError, match="it has ended"):
+        SlotStep(take(steps, "a"), SETTINGS).connect()
+    said = (tmp_path / "said").read_text()
+    assert "cannot be used: it does not see the working directory /gone" in said
+
+
+def test_a_node_on_which_three_trials_could_not_begin_in_a_step_has_none_any_more(
+    steps: SlotSteps, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        ticket = take(steps, f"bad{number}", "node1")
+        os.kill(int(ticket.split(":")[0]), signal.SIGKILL)
+        steps._steps[-1]._process.wait(60)
+        steps.give_back(f"bad{number}", is_clean=True)
+        assert take(steps, f"good{number}", "node2")
+        steps.give_back(f"good{number}", is_clean=True)
+    assert take(steps, "c", "node1") == ""
+    assert "3 in a row could not begin in that of their slot on node1" in capfd.readouterr().err
+    assert take(steps, "d", "node2")
 
 
 def test_a_step_that_is_over_leaves_no_descriptor(steps: SlotSteps) -> None:
