@@ -72,7 +72,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
                 samples["template warm"].append(warm[len(warm) // 2])
                 samples["cold start"].append(cold)
         yield judge(
-            f"trial start {NUM_RANKS} ranks",
+            f"trial start {NUM_RANKS} ranks on {NUM_NODES} nodes",
             "template warm",
             samples,
             [Goal(against="cold start", factor=factor) for factor in (TRIAL_FACTOR, TRIAL_AIM)],
