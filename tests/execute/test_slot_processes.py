@@ -36,8 +36,9 @@ RANK = """
 import os, sys, time
 
 import mpi4py.MPI
+from hpctrain.worker.mpi import initialize
 
-world = mpi4py.MPI.COMM_WORLD
+world = initialize()
 node = world.Split_type(mpi4py.MPI.COMM_TYPE_SHARED)
 names = ("SLURMD_NODENAME", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "ASKED")
 with open(f"/proc/{os.getppid()}/cmdline") as parent:
