@@ -491,8 +491,8 @@ EXACT_STOP_S = Timeout(
 TUNER_DECISION_S = Timeout(
     60.0,
     "tuner_decision",
-    "the tuner of a sweep with a scheduler to decide on a report of a trial",
-    "the trial goes on, and waits for no other decision until the tuner answers",
+    "the decision on a report of a trial, by the scheduler of its sweep or its stop criterion",
+    "the trial goes on, and waits for no other decision until the next one comes",
 )
 
 # --- Files ---

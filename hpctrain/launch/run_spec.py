@@ -16,6 +16,7 @@ from hpctrain.launch.environment_pack import ranks_path_with_pack
 from hpctrain.launch.request import Request, refuse_patterns
 from hpctrain.launch.run_seed import seed_of
 from hpctrain.log import log
+from hpctrain.metric_names import COUNTED
 from hpctrain.plan.launch_plan import FirstStart, LaunchPlan
 from hpctrain.plan.modules import ModuleFiles, ModuleFinder, own_places
 from hpctrain.plan.sources import MOST_SOURCE_BYTES, pack_sources
@@ -48,7 +49,7 @@ def make_spec(
     files
         The user's modules as they were read for another run of the same code; None reads them now.
     stops_exactly
-        Whether ``RunConfig(stop={...})`` ends the run with the report that meets it.
+        Whether ``RunConfig(stop=...)`` ends the run with the report that meets it.
     awaits_decisions
         Whether a tuner decides on each report before the next one begins.
 
@@ -93,7 +94,7 @@ def make_spec(
             cwd=cwd,
             sys_path=sys_path,
             stops_exactly=stops_exactly,
-            awaits_decisions=awaits_decisions,
+            awaits_decisions=awaits_decisions or (stops_exactly and not _see_goals(request)),
         ),
         worker=worker,
         executor=executor,
@@ -158,6 +159,17 @@ def pack_first_start(request: Request, plan: LaunchPlan, sys_path: Sequence[str]
 
 def _goals_of(run_config: RunConfig) -> Mapping[str, float] | None:
     return dict(run_config.stop) if isinstance(run_config.stop, Mapping) else None
+
+
+def _see_goals(request: Request) -> bool:
+    """Return whether each rank sees by itself which report meets the stop criterion."""
+    stop = request.run_config.stop
+    if not isinstance(stop, Mapping):
+        return stop is None
+    # The metrics of rank 0 count, and the seconds that the executor counts.
+    of_all, seconds = COUNTED[:2], COUNTED[2:]
+    is_alone = request.scaling_config.num_workers == 1
+    return all(name in of_all or (is_alone and name not in seconds) for name in stop)
 
 
 def _modules_of(backend_config: Any, attribute: str) -> tuple[str, ...]:

@@ -60,7 +60,8 @@ class RankSettings:
     """Decides the random numbers of ranks that their function does not seed; None: each process
     seeds itself, as in runs of older versions and where a script has started the ranks."""
     awaits_decisions: bool = False
-    """Whether ranks begin a report only once a tuner has decided on the last one."""
+    """Whether ranks begin a report only once it is decided that the last one does not end the run:
+    by the executor, and by a tuner if one says that it decides."""
 
 
 @dataclass(frozen=True, kw_only=True)

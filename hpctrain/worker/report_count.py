@@ -147,9 +147,10 @@ class ReportCount:
         if not self._has_said and self._rank == 0:
             self._has_said = True
             log(
-                f"note: the tuner has not decided on report {self.begun} within "
-                f"{timeouts.describe(timeouts.TUNER_DECISION_S)}. The trial goes on, and its "
-                f"reports wait for no decisions until the tuner answers."
+                f"note: report {self.begun} was not decided on within "
+                f"{timeouts.describe(timeouts.TUNER_DECISION_S)}: its checkpoint is not committed "
+                f"yet, or the tuner does not answer. The trial goes on, and its reports wait for "
+                f"no decisions until the next one comes."
             )
 
     # Called from the thread of the link.

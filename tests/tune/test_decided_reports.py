@@ -94,6 +94,33 @@ def test_all_ranks_of_a_trial_stop_at_the_same_report(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.left"))) == 6
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("stop", "reports"),
+    [
+        ({"m": 3}, 4),
+        (lambda report, metrics: metrics["m"] >= 3, 4),
+        ({"time_total_s": 0}, 1),
+    ],
+)
+def test_a_criterion_that_ranks_do_not_see_ends_a_trial_with_the_report_that_meets_it(
+    tmp_path: Path, stop: Any, reports: int, num_workers: int
+) -> None:
+    def train(config: dict[str, Any]) -> None:
+        rank = hpctrain.get_context().get_world_rank()
+        for i in range(300):
+            # That of rank 0 counts.
+            hpctrain.report({"m": i if rank == 0 else 0})
+            (tmp_path / f"{rank}.made").write_text(str(i + 1))
+
+    (result,) = tune.Tuner(
+        DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=num_workers)),
+        run_config=quiet(tmp_path, stop=stop),
+    ).fit()
+    assert len(result.metrics_history) == reports
+    assert [path.read_text() for path in tmp_path.glob("*.made")] == num_workers * [str(reports)]
+
+
 class PausesAtFour(TrialScheduler):
     """Pauses each trial once."""
 
@@ -272,4 +299,4 @@ def test_a_trial_goes_on_if_its_tuner_does_not_answer_in_time(
     assert tuner.returncode == 0, said
     assert "ENDED 20 " in said
     (log,) = (tmp_path / "s/trial_00000/logs").rglob("rank-00000.*")
-    assert log.read_text().count("the tuner has not decided on report 3") == 1
+    assert log.read_text().count("report 3 was not decided on within") == 1

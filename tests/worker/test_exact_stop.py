@@ -132,7 +132,7 @@ def test_a_tuner_that_does_not_answer_is_waited_for_once(
     for number in (1, 2, 3):
         assert count.begin() == number
         count.promise(to_tuner=True)
-    assert capfd.readouterr().err.count("has not decided on report 1") == 1
+    assert capfd.readouterr().err.count("report 1 was not decided on within") == 1
     monkeypatch.setattr(timeouts, "TUNER_DECISION_S", 3600.0)
     assert count.begin() == 4
     count.promise(to_tuner=True)
