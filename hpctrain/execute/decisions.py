@@ -18,7 +18,14 @@ class Decisions:
         """Forget the ranks of the last attempt. Not collective."""
         self._attempt, self._told, self._answered = attempt, 0, 0
 
-    def step(self, tuner: ExecutorEnd, broadcast: Callable[..., None], *, awaited: int) -> None:
+    def step(
+        self,
+        tuner: ExecutorEnd,
+        broadcast: Callable[..., None],
+        *,
+        awaited: int,
+        is_stopping: bool = False,
+    ) -> None:
         """Tell the tuner of a report, and ranks that they go on after it. Not collective.
 
         Without a tuner that decides they go on at once.
@@ -31,12 +38,14 @@ class Decisions:
             Sends a command to all ranks.
         awaited
             Number of the last report that was recorded and that ranks wait after; 0 if none is.
+        is_stopping
+            Whether the run is to stop: the agreement on where it does answers the ranks.
         """
         if awaited <= self._answered:
             return
         if tuner.decides and self._told < awaited and tuner.tell((self._attempt, awaited)):
             self._told = awaited
         decided = min(tuner.decided_on(self._attempt), awaited) if tuner.decides else awaited
-        if decided > self._answered:
+        if decided > self._answered and not is_stopping:
             self._answered = decided
             broadcast("go-on", report=decided)

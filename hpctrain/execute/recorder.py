@@ -246,10 +246,12 @@ class Recorder:
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
         """Answer ranks that ask for a write slot or for checkpoints, or wait after a report."""
         self._requests.answer(tracker, broadcast, recorded=self._recorded)
-        if self.stop is None:
-            # Else the agreement on where they stop answers them.
-            awaited = min(tracker.awaited, self._recorded)
-            self._decisions.step(self.tuner, broadcast, awaited=awaited)
+        self._decisions.step(
+            self.tuner,
+            broadcast,
+            awaited=min(tracker.awaited, self._recorded),
+            is_stopping=self.stop is not None,
+        )
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""

@@ -29,9 +29,9 @@ class Executor:
         assert op == "go-on"
         self.let_on.append(details["report"])
 
-    def step(self, awaited: int) -> list[int]:
+    def step(self, awaited: int, *, is_stopping: bool = False) -> list[int]:
         self.tuner.receive()
-        self.decisions.step(self.tuner, self.broadcast, awaited=awaited)
+        self.decisions.step(self.tuner, self.broadcast, awaited=awaited, is_stopping=is_stopping)
         self.of_tuner.receive()
         return self.let_on
 
@@ -67,6 +67,16 @@ def test_a_decision_may_come_before_all_ranks_have_reported(executor: Executor) 
     executor.of_tuner.decide((ATTEMPT, 4))
     assert executor.step(3) == [3]
     assert executor.step(4) == [3, 4]
+
+
+def test_a_tuner_hears_of_reports_while_ranks_are_to_stop(executor: Executor) -> None:
+    executor.of_tuner.promise_decisions()
+    # Those that are to make room for more workers go on for long if they never ask.
+    for report in (1, 2):
+        executor.of_tuner.decide((ATTEMPT, report))
+        assert executor.step(report, is_stopping=True) == []
+        assert executor.of_tuner.reported == (ATTEMPT, report)
+    assert executor.step(2) == [2]
 
 
 def test_a_tuner_that_makes_no_decisions_is_not_waited_for(executor: Executor) -> None:

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 import hpctrain
-from hpctrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, tune
+from hpctrain import (
+    Checkpoint,
+    DataParallelTrainer,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    tune,
+)
 from hpctrain.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 from tests.waiting import wait_until
 
@@ -36,6 +43,12 @@ def quiet(storage: Path, **options: Any) -> RunConfig:
 def events(storage: Path, kind: str) -> list[dict[str, Any]]:
     lines = (storage / "sweep/tune.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def gave_up(storage: Path) -> list[str]:
+    """Return the logs of ranks that have waited in vain for a decision."""
+    logs = storage.rglob("rank-*.out")
+    return [str(log) for log in logs if "was not decided on" in log.read_text()]
 
 
 def fast(config: dict[str, Any]) -> None:
@@ -65,6 +78,7 @@ def test_asha_stops_fast_trials_at_the_reports_at_which_ray_tune_stopped_them(
         run_config=quiet(tmp_path),
     ).fit()
     assert [len(result.metrics_history) for result in grid] == RECORDED["reports"]
+    assert not gave_up(tmp_path)
 
 
 def test_all_ranks_of_a_trial_stop_at_the_same_report(tmp_path: Path) -> None:
@@ -119,6 +133,7 @@ def test_a_criterion_that_ranks_do_not_see_ends_a_trial_with_the_report_that_mee
     ).fit()
     assert len(result.metrics_history) == reports
     assert [path.read_text() for path in tmp_path.glob("*.made")] == num_workers * [str(reports)]
+    assert not gave_up(tmp_path)
 
 
 class PausesAtFour(TrialScheduler):
@@ -144,6 +159,7 @@ def test_a_pause_takes_effect_after_the_report_that_it_was_decided_on(tmp_path: 
         run_config=quiet(tmp_path),
     ).fit()
     assert [event["reports"] for event in events(tmp_path, "trial-paused")] == [4, 4]
+    assert not gave_up(tmp_path)
     for result in grid:
         assert [line["step"] for line in result.metrics_history] == [*range(12)]
 
@@ -196,6 +212,28 @@ def test_a_fast_population_is_perturbed_at_its_interval(tmp_path: Path) -> None:
     assert 6 <= perturbed["iteration"] <= 11
     cloned = events(tmp_path, "trial-cloned")[0]
     assert (cloned["reports"], cloned["metrics"]["training_iteration"]) == (6, 6)
+    assert not gave_up(tmp_path)
+
+
+def test_the_reports_of_a_restarted_attempt_are_decided_on_too(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        checkpoint = hpctrain.get_checkpoint()
+        for step in range(0 if checkpoint is None else checkpoint.to_dict()["step"] + 1, 8):
+            if step == 5 and not (tmp_path / "failed").exists():
+                (tmp_path / "failed").touch()
+                raise RuntimeError("once")
+            # Reports 4 and 5 are made twice.
+            saved = Checkpoint.from_dict({"step": step}) if step == 2 else None
+            hpctrain.report({"m": step}, saved)
+
+    (result,) = tune.Tuner(
+        train,
+        tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=ASHAScheduler(max_t=7)),
+        run_config=quiet(tmp_path, failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    assert result.metrics["m"] == 6, "max_t is reached with the seventh report"
+    assert (tmp_path / "failed").exists()
+    assert not gave_up(tmp_path)
 
 
 SCRIPT = """
