@@ -31,7 +31,7 @@ from hpctrain.plan.environment_pack import (
 from hpctrain.slurm.client import is_passing, is_refused_for_now
 
 _LOOK_INTERVAL_S = 0.1
-_SIGNAL_INTERVAL_S = 0.5
+_SIGNAL_INTERVAL_S = 0.2
 # The caller looks at files of the run.
 _STOP_INTERVAL_S = 1.0
 _ALL_LINES = 2**31
@@ -114,6 +114,7 @@ class NodeEnvironment:
         self._unpacked = unpacked_at(pack, place=self._place, user=os.geteuid(), run=self._run)
         self._steps: list[StepProcess] = []
         self._nodes: set[str] = set()
+        self._nodes_of: dict[StepProcess, tuple[str, ...]] = {}
         self._is_anywhere = False
 
     @property
@@ -147,6 +148,7 @@ class NodeEnvironment:
         LaunchError
             If one of them cannot get it.
         """
+        self._forget_ended()
         new = [node for node in nodes if node not in self._nodes]
         if (nodes and not new) or (not nodes and self._is_anywhere):
             return None
@@ -185,6 +187,7 @@ class NodeEnvironment:
             _end([step])
             raise
         self._nodes.update(new)
+        self._nodes_of[step] = tuple(new)
         self._is_anywhere = True
         reading = tuple(sorted(n for n, said in answers.items() if said.startswith(READS)))
         return Brought(
@@ -200,6 +203,14 @@ class NodeEnvironment:
         """Let the nodes remove it; end what keeps it there."""
         _end(self._steps)
         self._steps, self._nodes, self._is_anywhere = [], set(), False
+        self._nodes_of.clear()
+
+    def _forget_ended(self) -> None:
+        """Bring it anew to nodes where what keeps it there has ended: it is gone with that."""
+        for step in [step for step in self._steps if step.returncode() is not None]:
+            self._steps.remove(step)
+            self._nodes.difference_update(self._nodes_of.pop(step, ()))
+            self._is_anywhere = bool(self._steps)
 
     def _broadcast(self, copy: str, log: Path) -> str:
         """Copy the pack to all nodes of the job; return why it failed."""
@@ -287,7 +298,7 @@ def _end(steps: Sequence[StepProcess]) -> None:
     while (alive := [s for s in steps if s.returncode() is None]) and not deadline.is_over:
         # srun passes it on to the process of each node, but not while it launches; and with dash
         # 0.5.12 a single one was without effect, twice in some hundred (the cause is not known).
-        # So it is sent until it works.
+        # So it is sent until it works, and at least three times: one alone comes from Slurm.
         for step in alive:
             os.kill(step.pid, signal.SIGUSR1)
         alive[0].wait(_SIGNAL_INTERVAL_S)

@@ -30,10 +30,12 @@ mount_image() {{ # IMAGE DIRECTORY LOG
       looks=$((looks + 1))
       sleep {_PAUSE_S}
     done 2>/dev/null
+    late=
+    kill -0 "$fuse" 2>/dev/null && late="it had not mounted it after {_LOOKS * _PAUSE_S:g} s"
     kill -KILL "$fuse" 2>/dev/null
     unmount "$2"
     why=$(tail -n 1 -- "$3")
-    why="${{program##*/}}: ${{why:-it ended without a word}}"
+    why="${{program##*/}}: ${{late:-${{why:-it ended without a word}}}}"
   done
   return 1
 }}

@@ -21,10 +21,11 @@ SHARED_FILESYSTEMS = (
 )
 """How the names of filesystems begin, for the kernel and ``stat``, that many machines mount."""
 
-# Ends when it gets SIGUSR1, and holds a lock until then. Signals of a preemption, and the warning
-# before the time limit, are for the ranks. Only programs of coreutils, findutils, util-linux, tar,
-# and what mounts an image: the Python that it brings is not there yet, and the shared one is not to
-# be touched.
+# Ends when it gets SIGUSR1 three times within seconds, and holds a lock until then. srun forwards
+# that signal, but Slurm may also send it to each process of a step, as before a time limit, and that
+# once: such signals are for the ranks. Only programs of coreutils, findutils, util-linux, tar, and
+# what mounts an image: the Python that it brings is not there yet, and the shared one is not to be
+# touched.
 _SCRIPT = r"""
 place=$1 name=$2 sha256=$3 size=$4 total=$5 unpacked=$6 copy=$7 file=$8 starter=$9 patience=${10}
 run=${11}
@@ -33,8 +34,17 @@ say() { printf 'hpctrain-pack %s %s\n' "$node" "$*"; }
 fail() { say "failed: $*"; exit 66; }
 leaving= sleeper=
 MOUNT_FUNCTIONS
-trap '' TERM CONT USR2
-trap 'leaving=yes' USR1
+trap '' HUP INT TERM CONT USR2
+times=0 last=0
+asked_to_leave() {
+  now=$(date +%s)
+  [ "$((now - last))" -le 5 ] || times=0
+  last=$now times=$((times + 1))
+  [ "$times" -ge 3 ] || return
+  leaving=yes
+  [ -z "$sleeper" ] || kill -KILL "$sleeper"
+}
+trap asked_to_leave USR1
 umask 077
 user=$(id -u)
 root=$place/hpctrain-packs-$user
@@ -174,10 +184,9 @@ say "ready"
 if [ -n "$fuse" ]; then
   sleeper=$fuse
 else
-  sleep 2147483647 6<&- 9<&- &
+  (trap '' USR1; exec sleep 2147483647 6<&- 9<&-) &
   sleeper=$!
 fi
-trap 'leaving=yes; kill -KILL "$sleeper"' USR1
 while [ -z "$leaving" ]; do
   wait "$sleeper"
   [ -z "$fuse" ] || [ -n "$leaving" ] || kill -0 "$fuse" && continue
@@ -205,7 +214,7 @@ def unpack_argv(
     """Return the command that unpacks or mounts an environment on a node, and keeps it there.
 
     Pure; not collective. It prints `MARK`, the name of the node, and `READY`, or why not. It ends
-    by SIGUSR1.
+    by SIGUSR1, sent three times.
 
     Parameters
     ----------

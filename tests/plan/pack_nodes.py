@@ -67,7 +67,7 @@ class Node:
             self.process.send_signal(signal.SIGUSR1)
             with suppress(subprocess.TimeoutExpired):
                 # A single one is without effect now and then, see NodeEnvironment.
-                self.process.wait(0.5)
+                self.process.wait(0.2)
                 break
         assert self.process.returncode in (0, 66)
 

@@ -63,10 +63,12 @@ def test_an_image_is_mounted_kept_and_removed(
     # A preemption, and the warning before the time limit, are for the ranks. Slurm sends a signal
     # to every process of a step.
     server = server_of(node)
-    for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
+    for number in (
+        *(signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1, signal.SIGUSR2),
+        *(signal.SIGHUP, signal.SIGINT),
+    ):
         os.kill(server, number)
         node.process.send_signal(number)
-    os.kill(server, signal.SIGUSR1)
     assert program_of(node) == "#!/bin/sh\nexit 0\n"
     assert server_of(node) == server
     node.leave()
