@@ -136,7 +136,8 @@ class ForkServers(RankForks):
         self._renew(environment)
         if self._server is None:
             return [*command]
-        return client_argv(self._server.name, command, client=client, python=system_python())
+        python = system_python() if self._trusts_nodes else ""
+        return client_argv(self._server.name, command, client=client, python=python)
 
     def offer(self, environment: Mapping[str, str]) -> str:
         """Return the name of the socket of a server for ranks of others; empty if there is none.

@@ -45,7 +45,8 @@ class OfferedForkServer(RankForks):
     ) -> list[str]:
         """Return what a launcher is to start. The server compares the environment with its own."""
         self._commands.append(tuple(command))
-        return client_argv(self._name, command, client=client, python=system_python())
+        python = system_python() if self._trusts_nodes else ""
+        return client_argv(self._name, command, client=client, python=python)
 
     def await_idle(self, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> bool:
         """Wait until no forked rank of this executor is left; return whether that is so.

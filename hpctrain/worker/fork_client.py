@@ -109,7 +109,8 @@ def _ask(name: str, seconds: float, patience: float) -> "tuple[_socket.socket, i
             # The launcher sees the end of the rank by the end of this connection.
             os.close(pmi)
         return sock, int.from_bytes(extra[0][2][:4], sys.byteorder)
-    except TimeoutError:
+    # The latter is none of the former before Python 3.10.
+    except (TimeoutError, _socket.timeout):
         return f"the imports of the fork server took longer than {seconds:g} s"
     except ConnectionRefusedError:
         return f"the first rank of its node had no fork server after {patience:g} s"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import signal
 import sys
@@ -21,12 +22,22 @@ from hpctrain import environ
 # More than a struct sigaction, whose size is the C library's matter.
 _ACTION_BYTES = 512
 _actions_of_library: dict[int, bytes] = {}
+# The first two choose another MPI, the others name files that UCX opens when it is loaded.
+_OTHERWISE = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI", "UCX_LOG_FILE", "UCX_STATS_DEST")
+_LIBRARIES = ("libmpi.so.12", "libucs.so.0", "libucp.so.0", "libuct.so.0", "libfabric.so.1")
 
 
 def is_own_mpich() -> bool:
-    """Return whether the MPI of this process is the wheel's. Not collective."""
-    chosen = any(environ.variable(name) for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"))
-    return not chosen and _is_installed(sys.prefix)
+    """Return whether the MPI of this process is the wheel's, and all that it loads.
+
+    Not collective.
+    """
+    return (
+        not any(environ.variable(name) for name in _OTHERWISE)
+        and not _has_others(environ.variable("LD_LIBRARY_PATH") or "")
+        and _is_installed(sys.prefix)
+        and _is_for_both()
+    )
 
 
 @contextmanager
@@ -65,6 +76,24 @@ def load_transports() -> None:
 
 
 # Forks ask again.
+@functools.cache
+def _has_others(library_path: str) -> bool:
+    """Return whether the linker finds other libraries first, of which nothing is known."""
+    places = [Path(place) for place in library_path.split(":") if place]
+    return any((place / name).exists() for place in places for name in _LIBRARIES)
+
+
+@functools.cache
+def _is_for_both() -> bool:
+    """Return whether mpi4py is the wheel, which looks for its MPI, and was not built for one."""
+    found = importlib.util.find_spec("mpi4py")
+    places = [] if found is None else [Path(p) for p in found.submodule_search_locations or ()]
+    return any(
+        any(place.glob("MPI.mpich.*.so")) and not any(place.glob("MPI.cpython-*.so"))
+        for place in places
+    )
+
+
 @functools.cache
 def _is_installed(prefix: str) -> bool:
     library = Path(prefix) / "lib" / "libmpi.so.12"
