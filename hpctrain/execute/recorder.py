@@ -246,12 +246,14 @@ class Recorder:
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
         """Answer ranks that ask for a write slot or for checkpoints, or wait after a report."""
         self._requests.answer(tracker, broadcast, recorded=self._recorded)
-        self._decisions.step(
-            self.tuner,
-            broadcast,
-            awaited=min(tracker.awaited, self._recorded),
-            is_stopping=self.stop is not None,
-        )
+        if self.decision.criterion is None:
+            # A trial that meets its stop criterion ends with that: nothing is left to decide.
+            self._decisions.step(
+                self.tuner,
+                broadcast,
+                awaited=min(tracker.awaited, self._recorded),
+                is_stopping=self.stop is not None,
+            )
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback; one that raises is logged, and ends the run if fatal."""

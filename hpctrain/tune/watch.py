@@ -81,11 +81,12 @@ class Watch:
             Attempt and number of the last one; None returns all.
         """
         new = filter(is_report, map(parse_json, self.reports.read()))
-        lines = (*self.unread, *new)
-        ready = [
-            line for line in lines if until is None or (line["attempt"], line["report"]) <= until
-        ]
-        self.unread = tuple(line for line in lines if line not in ready)
+        ready: list[Mapping[str, Any]] = []
+        later: list[Mapping[str, Any]] = []
+        for line in (*self.unread, *new):
+            is_ready = until is None or (line["attempt"], line["report"]) <= until
+            (ready if is_ready else later).append(line)
+        self.unread = tuple(later)
         return ready
 
     def note_end(self, end: End) -> None:

@@ -36,7 +36,10 @@ class ExactStop:
         counted = dict(zip(COUNTED, (report, report - self._first), strict=False))
         metrics = json.loads(content)
         for name, goal in self._goals.items():
-            value = find_number(metrics, name) if self._rank == 0 else None
+            # Where ranks report what is counted by themselves, as those of tree trainers do, each
+            # knows it too.
+            is_seen = self._rank == 0 or name in COUNTED
+            value = find_number(metrics, name) if is_seen else None
             if value is None and not has_metric(metrics, name):
                 value = counted.get(name)
             if value is not None and value >= goal:

@@ -25,6 +25,8 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = open_append(path)
+        self.is_awaited = False
+        """Whether a process of another node looks for each line at once."""
 
     def append(self, report: int, line: bytes, *, last_checkpoint: str) -> None:
         """Append a report's line. Not collective. It survives a kill of this process.
@@ -36,6 +38,10 @@ class MetricsFile:
         """
         try:
             written = os.write(self._descriptor, line)
+            if self.is_awaited:
+                # A client of NFS sends what was written when any descriptor of the file is closed
+                # (man 5 nfs, close-to-open), and else after up to 30 s.
+                os.close(os.dup(self._descriptor))
             reason = f"only {written} of {len(line)} bytes fit" if written < len(line) else None
             cause = None
         except OSError as error:

@@ -206,6 +206,8 @@ class Session:
     def await_decisions(self) -> None:
         """Let no report begin before a tuner has decided on the last one, while it answers."""
         self._awaits_decisions = True
+        if self._metrics is not None:
+            self._metrics.is_awaited = True
 
     def heartbeat(self) -> None:
         """Report that this rank makes progress, once a second at most."""

@@ -68,6 +68,22 @@ class FatallyBroken(Broken):
     fatal = True
 
 
+class FakeTuner:
+    """A tuner that decides at once."""
+
+    decides = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def tell(self, moment: tuple[int, int]) -> bool:
+        self.told.append(moment)
+        return True
+
+    def decided_on(self, attempt: int) -> int:
+        return self.told[-1][1]
+
+
 class Broadcasts(list[tuple[str, dict[str, Any]]]):
     """What would be sent to all ranks."""
 
@@ -416,6 +432,21 @@ def test_a_goal_of_the_stop_mapping_is_reached_or_passed(paths: RunPaths, broadc
     recorder.record(make_round(2, {"accuracy": 0.9}), broadcasts)
     assert recorder.decision.reason == "accuracy=0.9 reached 0.9"
     recorder.raise_if_unfinished(2, notified=True)
+
+
+def test_a_tuner_is_not_asked_about_the_report_that_meets_a_goal(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    recorder = make_recorder(paths, stop={"accuracy": 0.9})
+    tuner = FakeTuner()
+    recorder.tuner = tuner  # type: ignore[assignment]
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    for number, accuracy in ((1, 0.5), (2, 0.95)):
+        recorder.record(make_round(number, {"accuracy": accuracy}), broadcasts)
+        tracker.awaited = number
+        recorder.answer(tracker, broadcasts)
+    assert [report for _, report in tuner.told] == [1]
+    assert recorder.decision.criterion is not None
 
 
 def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(

@@ -28,6 +28,8 @@ from hpctrain.worker.report_count import LeaveTraining, ReportCount
         # Those of rank 0 count, which this one does not know.
         ({"acc": 0.5}, 1, 1, {"acc": 1.0}, False),
         ({"training_iteration": 3}, 1, 9, {"training_iteration": 1}, False),
+        # As the ranks of a tree trainer report it.
+        ({"training_iteration": 3}, 1, 3, {"training_iteration": 3}, True),
         ({"training_iteration": 3}, 0, 9, {"training_iteration": 1}, False),
     ],
 )
