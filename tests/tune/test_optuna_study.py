@@ -68,6 +68,41 @@ def test_a_study_in_a_storage_has_each_trial_of_a_restored_sweep_once(tmp_path: 
     assert [trial.params["x"] for trial in study.trials] == [c["x"] for c in configs.values() if c]
 
 
+def test_a_restored_study_decides_on_no_old_report_by_the_newest_one(tmp_path: Path) -> None:
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=1)
+    first = OptunaSearch(storage=f"sqlite:///{tmp_path}/study.db", pruner=pruner, seed=1)
+    pickled = pickle.dumps(first)
+    first.set_search_properties("loss", "min", SPACE)
+    configs = {name: first.suggest(name) or {} for name in ("t0", "t1")}
+    reports = {"t1": [5.0, 4.0, 3.0], "t0": [9.0, 2.0, 1.0, 0.5]}
+    for name, losses in reports.items():
+        for step, loss in enumerate(losses, start=1):
+            assert first.on_trial_result(name, {"loss": loss, "training_iteration": step}) is None
+    first.on_trial_complete("t0", {"loss": 1.0})
+    restored = go_on(pickled)
+    for name, config in configs.items():
+        restored.restore_trial(name, config)
+    for step, loss in enumerate(reports["t1"], start=1):
+        assert restored.on_trial_result("t1", {"loss": loss, "training_iteration": step}) is None
+    assert restored.on_trial_result("t1", {"loss": 8.0, "training_iteration": 4}) == "STOP"
+
+
+def test_a_trial_of_another_sweep_with_the_same_search_is_not_taken_back(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    search = OptunaSearch(storage=storage, seed=1)
+    pickled = pickle.dumps(search)
+    search.set_search_properties("loss", "min", SPACE)
+    first = search.suggest("t0") or {}
+    # The same object in another sweep, whose trial has the same name.
+    search.suggest("t0")
+    restored = go_on(pickled)
+    restored.restore_trial("t0", first)
+    restored.on_trial_complete("t0", {"loss": 2.0})
+    study = optuna.load_study(study_name="optuna", storage=storage)
+    (told,) = [trial for trial in study.trials if trial.value is not None]
+    assert told.params["x"] == first["x"]
+
+
 def test_another_sweep_goes_on_with_the_study_and_has_trials_of_its_own(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     for _ in range(2):

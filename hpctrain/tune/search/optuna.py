@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hpctrain import environ
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
@@ -157,8 +158,9 @@ class OptunaSearch(Searcher):
             mode=str(self.mode),
             sampler=self._sampler or optuna.samplers.TPESampler(seed=self._seed),
             pruner=self._pruner,
-            storage=self._storage,
-            name=self._study_name,
+            # A dry run leaves nothing behind.
+            storage=None if environ.dry_run_requested() else self._storage,
+            name=None if environ.dry_run_requested() else self._study_name,
         )
         if self._rewards:
             distributions = {name: each.distribution for name, each in self._parameters.items()}
@@ -241,8 +243,6 @@ class OptunaSearch(Searcher):
         # They were proposed first.
         del self._points[:1]
         self._draw_on()
-        if self._begun.take_back(trial_id):
-            return
         try:
             if callable(self._space):
                 # What it asked for is in the config by the same names, wherever that is.
@@ -252,6 +252,8 @@ class OptunaSearch(Searcher):
                     name: parameter.choice_of(_find(config, name))
                     for name, parameter in self._parameters.items()
                 }
+            if self._begun.take_back(trial_id, chosen):
+                return
             self._begun.study.enqueue_trial(chosen)
             self._ask(trial_id)
             params = self._begun[trial_id].params

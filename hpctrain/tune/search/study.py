@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.errors import ConfigError
-from hpctrain.tune.search.parameters import import_optuna
+from hpctrain.tune.search.parameters import import_optuna, is_same
 
 # Ray Tune's.
 _DEFAULT_NAME = "optuna"
@@ -110,13 +110,20 @@ class Study:
         self._open[trial_id], self._reported[trial_id] = trial, set()
         return trial
 
-    def take_back(self, trial_id: str) -> bool:
+    def take_back(self, trial_id: str, chosen: Mapping[str, Any]) -> bool:
         """Return whether the storage has a trial of this sweep, and go on with it. Not collective.
 
         One that has ended stays as it is.
+
+        Parameters
+        ----------
+        chosen
+            Values by name. A trial with others is of another sweep with the same search algorithm.
         """
         found = self._find(trial_id) if self._is_stored else None
-        if found is None:
+        if found is None or any(
+            not is_same(value, chosen.get(name)) for name, value in found.params.items()
+        ):
             return False
         if not found.state.is_finished():
             # Optuna makes no Trial of a FrozenTrial, and its constructor takes this number.
@@ -136,11 +143,12 @@ class Study:
         trial = self._open.get(trial_id)
         if trial is None:
             return trial_id in self._pruned
+        # Of a study in a storage Optuna has decided on it when it was new.
         if step not in self._reported[trial_id]:
             self._reported[trial_id].add(step)
             trial.report(value, step)
-        if self._can_prune and trial.should_prune():
-            self._pruned.add(trial_id)
+            if self._can_prune and trial.should_prune():
+                self._pruned.add(trial_id)
         return trial_id in self._pruned
 
     def tell(self, trial_id: str, value: float | None) -> None:
