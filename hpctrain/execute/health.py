@@ -116,16 +116,25 @@ def explain_bad_nodes(verdict: Verdict, *, in_allocation: bool) -> str:
     )
 
 
-def bad_nodes(paths: RunPaths, *, job_id: str | None) -> dict[str, str]:
+def bad_nodes(paths: RunPaths, *, job_id: str | None, is_last: bool = False) -> dict[str, str]:
     """Return the nodes of a job that were found bad or left out, and why, as the ledger has it.
 
     Not collective. Another job may find them repaired.
+
+    Parameters
+    ----------
+    is_last
+        Whether only those count that the last executor has found bad, and none that it, or a
+        policy, has left out.
     """
-    return {
-        event["node"]: event["reason"]
-        for event in read_events(paths)
-        if event["event"] in ("node-bad", "node-left-out") and event.get("job_id") == job_id
-    }
+    kinds = ("node-bad",) if is_last else ("node-bad", "node-left-out")
+    found: dict[str, str] = {}
+    for event in read_events(paths):
+        if is_last and event["event"] == "executor-started":
+            found.clear()
+        elif event["event"] in kinds and event.get("job_id") == job_id:
+            found[event["node"]] = event["reason"]
+    return found
 
 
 class Health:

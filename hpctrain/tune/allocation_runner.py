@@ -172,7 +172,7 @@ def explain_all(left_out: Mapping[str, str]) -> str:
 
 def _find_bad(paths: RunPaths, trial: Trial) -> dict[str, str]:
     """Return which nodes of a trial cannot be used, as it has found in this job."""
-    found = bad_nodes(paths, job_id=environ.variable("SLURM_JOB_ID"))
+    found = bad_nodes(paths, job_id=environ.variable("SLURM_JOB_ID"), is_last=True)
     return {node: reason for node, reason in found.items() if node in trial.slot.nodes}
 
 
