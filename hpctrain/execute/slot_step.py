@@ -337,7 +337,7 @@ class SlotProcess(StepProcess):
         self._frames.queue(raw)
         deadline = Deadline(timeouts.SLOT_ANSWER_S)
         while not self._frames.flush() and not deadline.is_over:
-            select.select([], [self._frames], [], _LOOK_INTERVAL_S)
+            self._frames.await_room(_LOOK_INTERVAL_S)
 
     def _listen(self, output: BinaryIO, ended: int) -> None:
         """Write down what the process prints, until it has ended."""

@@ -284,8 +284,8 @@ def refuse_patterns(paths: RunPaths) -> None:
 
 def _import_what_submits() -> None:
     """Import what a submission needs later, and takes as long to import as Slurm to answer."""
-    # Where it is not installed, the submission says so.
-    with contextlib.suppress(ImportError):
+    # Where it cannot be imported, the submission says so.
+    with contextlib.suppress(Exception):
         from hpctrain.slurm import executor  # noqa: F401
 
 

@@ -161,7 +161,7 @@ def test_every_odd_value_of_every_field_once():
         (RunConfig, {"stop": {"loss": math.nan}}),
         (RunConfig, {"stop": {"loss": "low"}}),
         (RunConfig, {"stop": {3: 1.0}}),
-        (RunConfig, {"verbose": True}),
+        (RunConfig, {"verbose": "loud"}),
         (RunConfig, {"total_time": True}),
         (ScalingConfig, {"resources_per_worker": {1: 2}}),
         (ScalingConfig, {"trainer_resources": {"CPU": "0"}}),

@@ -63,10 +63,13 @@ def test_agents_that_relay_are_measured_beside_those_with_a_connection_each(tmp_
         tmp_path, "hub_tree.py", "--sizes", "16", "40", "--beats", "0.5", "--rounds", "1"
     )
 
-    rows = {(row["nodes"], row["shape"]): row["connections"] for row in measured["rows"]}
-    assert rows == {(16, "tree"): 16, (16, "flat"): 16, (40, "tree"): 32, (40, "flat"): 40}
-    assert set(measured["models"]["tree"]["beat_cpu"]["errors"]) == {"16", "40"}
-    assert "40 nodes, tree" in said
+    rows = [(row["nodes"], row["fanout"], row["connections"]) for row in measured["rows"]]
+    shapes = [row["shape"] for row in measured["rows"]]
+    assert shapes == ["tree", "tree", "flat"] * 2
+    assert rows[:3] == [(16, 8, 8), (16, 32, 16), (16, 32, 16)]
+    assert rows[3:] == [(40, 8, 8), (40, 32, 32), (40, 32, 40)]
+    assert len(measured["models"]["tree"]["beat_cpu"]["errors"]) == 4
+    assert "40 nodes, tree of 32" in said
 
 
 @pytest.mark.mpi

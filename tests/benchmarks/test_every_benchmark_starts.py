@@ -95,7 +95,10 @@ def test_two_versions_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_a_sweep_of_trials_that_do_nothing_is_timed(tmp_path: Path) -> None:
-    assert re.search(r"hpctrain +2 trials +\d+\.\d s", start(tmp_path, "sweep.py", 2))
+    said = start(tmp_path, "sweep.py", 2, "--json", tmp_path / "sweep.json")
+    assert re.search(r"2 trials that do nothing\n +hpctrain, s +\d+\.\d\d", said)
+    (row,) = json.loads((tmp_path / "sweep.json").read_text()).values()
+    assert row["numbers"]["hpctrain, s"] > 0
 
 
 @pytest.mark.mpi
