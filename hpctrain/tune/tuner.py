@@ -157,6 +157,9 @@ class Tuner:
                 if record is None:
                     self._begin(plan)
                 else:
+                    if self._retries and spent_s >= plan.rules.time_budget_s:
+                        log("time_budget_s is over: trials that failed are not run again")
+                        self._retries = ()
                     self._go_on(paths, record, sweep, person, spent_s)
                 with errors_of_sweep(paths, sweep, person, how_to_go_on):
                     sweep.run()

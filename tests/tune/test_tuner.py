@@ -88,6 +88,26 @@ def test_a_sweep_of_a_function_has_a_run_and_a_result_for_each_trial(tmp_path: P
     assert len(hpctrain.Result.from_path(grid[2].path).attempts) == 2
 
 
+def test_trials_that_failed_stay_so_once_the_time_budget_is_spent(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        deadline = time.monotonic() + 3
+        while config["x"] == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise ValueError("as it is meant to")
+
+    tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([1, 0])},
+        tune_config=tune.TuneConfig(time_budget_s=2, max_concurrent_trials=2),
+        run_config=RunConfig(name="sweep", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    again = tune.Tuner.restore(tmp_path / "sweep", train, resume_errored=True).fit()
+    assert len(again.errors) >= 1
+    lines = (tmp_path / "sweep/tune.jsonl").read_text().splitlines()
+    restored = next(i for i, line in enumerate(lines) if "sweep-restored" in line)
+    assert not any("trial-" in line for line in lines[restored:])
+
+
 def test_a_trainer_is_tried_with_other_arguments_and_asha_stops_the_worse(tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         size = hpctrain.get_context().get_world_size()
