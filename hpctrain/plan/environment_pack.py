@@ -22,7 +22,7 @@ SHARED_FILESYSTEMS = (
 """How the names of filesystems begin, for the kernel and ``stat``, that many machines mount."""
 
 # Ends when it gets SIGUSR1 three times within seconds, and holds a lock until then. srun forwards
-# that signal, but Slurm may also send it to each process of a step, as before a time limit, and that
+# that signal. Slurm may also send it to each process of a step, as before a time limit, and does so
 # once: such signals are for the ranks. Only programs of coreutils, findutils, util-linux, tar, and
 # what mounts an image: the Python that it brings is not there yet, and the shared one is not to be
 # touched.
