@@ -101,6 +101,41 @@ def test_distributions_of_optuna_and_a_function_of_its_trial_are_spaces() -> Non
     assert search._study["t1"].params == {"n": 2}
 
 
+def test_domains_are_a_space_of_its_own_too() -> None:
+    import optuna
+
+    space = {
+        "x": tune.quniform(0, 1, 0.25),
+        "net": {"width": tune.qrandint(8, 32, 8)},
+        "y": optuna.distributions.IntDistribution(2, 2),
+    }
+    search = OptunaSearch(space, "loss", "max", seed=1)
+    search.set_search_properties(None, None, {"net": {"depth": 3}})
+    source = SearchSource(search=search, space={"net": {"depth": 3}}, num_samples=9)
+    for number in range(9):
+        config = source.next(number, f"t{number}")
+        assert config is not None
+        assert config["x"] in (0, 0.25, 0.5, 0.75, 1)
+        assert config["net"]["width"] in (8, 16, 24, 32)
+        assert (config["net"]["depth"], config["y"]) == (3, 2)
+
+
+@pytest.mark.parametrize("given", [7, {"b": 7}, [tune.uniform(0, 1)], {"b": [tune.choice([1])]}])
+def test_what_is_neither_a_distribution_nor_a_domain_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"has a=.*neither .* nor a domain.*into param_space"):
+        OptunaSearch({"a": given}, "loss", "max").set_search_properties(None, None, {})
+
+
+def test_proposals_can_be_asked_for_without_a_sweep() -> None:
+    search = OptunaSearch({"x": tune.uniform(0, 1)}, "loss", "max")
+    assert 0 <= search.suggest("t0")["x"] <= 1
+    search.on_trial_complete("t0", {"loss": 1.0})
+    with pytest.raises(ConfigError, match=r"no search space yet.*space=\.\.\., metric=\.\.\."):
+        OptunaSearch().suggest("t0")
+    with pytest.raises(ConfigError, match="needs a metric and a mode"):
+        OptunaSearch({"x": tune.uniform(0, 1)}).suggest("t0")
+
+
 @pytest.mark.parametrize(
     "domain",
     [tune.grid_search([1]), tune.randn(), tune.sample_from(lambda: 1)],

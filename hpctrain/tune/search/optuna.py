@@ -13,10 +13,10 @@ from hpctrain.log import log
 from hpctrain.metric_names import find_number, find_score
 from hpctrain.tune.search.parameters import (
     Parameter,
-    as_it_is,
     convert_space,
     import_optuna,
     is_same,
+    take_space,
 )
 from hpctrain.tune.search.points import by_path, check_points, choose_point
 from hpctrain.tune.search.searcher import STOP, Searcher
@@ -32,9 +32,9 @@ class OptunaSearch(Searcher):
     Parameters
     ----------
     space
-        Distributions of Optuna by name, or a function of Optuna's trial that asks for them and
-        returns constants or None. None: ``param_space`` of the Tuner, without grids and
-        `hpctrain.tune.sample_from`.
+        Distributions of Optuna or domains of `hpctrain.tune` by name, or a function of Optuna's
+        trial that asks for distributions and returns constants or None. None: ``param_space`` of
+        the Tuner, without grids and `hpctrain.tune.sample_from`.
     metric, mode
         As of `Searcher`.
     points_to_evaluate
@@ -94,8 +94,8 @@ class OptunaSearch(Searcher):
         import_optuna()
         if space is not None and not callable(space) and not isinstance(space, Mapping):
             raise ConfigError(
-                f"OptunaSearch(space={shown(space)}): a dict of Optuna's distributions, or a "
-                f"function of Optuna's trial, is needed."
+                f"OptunaSearch(space={shown(space)}): a dict of Optuna's distributions or of "
+                f"domains, or a function of Optuna's trial, is needed."
             )
         if sampler is not None and seed is not None:
             raise ConfigError(
@@ -144,7 +144,7 @@ class OptunaSearch(Searcher):
         if self._space is None:
             self._parameters = convert_space(space)
         elif isinstance(self._space, Mapping):
-            self._parameters = {name: as_it_is(given) for name, given in self._space.items()}
+            self._parameters = take_space(self._space)
         if callable(self._space):
             # What it asks for is not known before.
             self._points = [dict(by_path(point)) for point in self._given_points]
@@ -170,7 +170,14 @@ class OptunaSearch(Searcher):
             self._points.clear()
 
     def suggest(self, trial_id: str) -> Mapping[str, Any]:
-        """Return a configuration, by path of the parameter. Not collective."""
+        """Return a configuration, by path of the parameter. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If neither a sweep nor the arguments have said what is optimized, and in which space.
+        """
+        self._begin_without_sweep()
         if self._points:
             self._begun.study.enqueue_trial(self._points.pop(0))
             return self._ask(trial_id)
@@ -180,6 +187,17 @@ class OptunaSearch(Searcher):
             self._begun.tell(trial_id, None)
             proposed = self._ask(trial_id)
         return proposed
+
+    def _begin_without_sweep(self) -> None:
+        """Begin with what the arguments say, for who asks for proposals by hand."""
+        if self._study is not None:
+            return
+        if self._space is None:
+            raise ConfigError(
+                "OptunaSearch.suggest() has no search space yet: Tuner.fit() gives it param_space. "
+                "To ask for proposals by hand, give OptunaSearch(space=..., metric=..., mode=...)."
+            )
+        self.set_search_properties(None, None, {})
 
     def _numbers(self, trial_id: str) -> Mapping[str, Any]:
         """Return the numbers of a proposal, as they are in a config: what is even in the space."""

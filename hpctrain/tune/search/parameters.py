@@ -79,6 +79,36 @@ def _convert(name: str, domain: Domain | dict[str, Any]) -> Parameter:
     )
 
 
+def take_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Return the parameters of ``OptunaSearch(space={...})``, by path. Not collective.
+
+    Parameters
+    ----------
+    space
+        Distributions of Optuna and domains of `hpctrain.tune`.
+
+    Raises
+    ------
+    ConfigError
+        If something else is in it, or Optuna has no such distribution.
+    """
+    base = import_optuna().distributions.BaseDistribution
+    parameters: dict[str, Parameter] = {}
+    for name, given in space.items():
+        if isinstance(given, base):
+            parameters[name] = as_it_is(given)
+            continue
+        inside = dict(find_unresolved({name: given}))
+        if not inside or not all(type(key) is str for path in inside for key in path):
+            raise ConfigError(
+                f"OptunaSearch(space=...) has {name}={shown(given)}, which is neither a "
+                f"distribution of Optuna nor a domain such as tune.uniform(0, 1). Put what is "
+                f"constant, and lists, into param_space."
+            )
+        parameters |= convert_space({name: given})
+    return parameters
+
+
 def as_it_is(distribution: Any) -> Parameter:
     """Return the parameter of a distribution of Optuna's. Not collective."""
     return Parameter(distribution=distribution, value_of=_same, choice_of=_same)
