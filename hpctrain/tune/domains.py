@@ -21,7 +21,13 @@ class Domain(Unresolved):
     """What the value of a parameter is drawn from."""
 
     def sample(self, rng: random.Random | None = None, *, size: int = 1) -> Any:
-        """Return a value; of a `size` of more than 1, so many in a list. Not collective."""
+        """Return a value; of a `size` of more than 1, so many in a list. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If it is a grid, or a function of the config.
+        """
         if size == 1:
             return self._draw(rng or _RNG)
         return [self._draw(rng or _RNG) for _ in range(size)]
@@ -100,7 +106,10 @@ class Grid(Domain):
 
     def _draw(self, rng: random.Random) -> Any:
         """Refuse: a grid is not drawn from."""
-        raise AssertionError("a grid has combinations")
+        raise ConfigError(
+            "grid_search(...).sample(): all values of a grid are tried, and none is drawn. Use "
+            "choice() for a random one."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +124,13 @@ class Function(Domain):
         object.__setattr__(self, "takes_config", _takes_config(self.func))
 
     def _draw(self, rng: random.Random) -> Any:
-        """Refuse: it is called with the other values."""
-        raise AssertionError("a function is called")
+        """Refuse, if it is called with the other values."""
+        if self.takes_config:
+            raise ConfigError(
+                f"sample_from({shown(self.func)}).sample(): the function is given the config of a "
+                f"trial, and there is none. Call the function itself."
+            )
+        return self.func()
 
 
 def uniform(lower: float, upper: float) -> Float:

@@ -337,6 +337,11 @@ def test_a_domain_may_be_drawn_from_by_hand() -> None:
     for domain in (tune.uniform(0, 1), tune.qrandint(0, 4, 2), tune.choice([0, 1]), tune.randn()):
         assert -99 < domain.sample() < 99
         assert len(domain.sample(size=3)) == 3
+    assert tune.sample_from(lambda: 7).sample(size=2) == [7, 7]
+    with pytest.raises(ConfigError, match=r"there is none\. Call the function itself"):
+        tune.sample_from(lambda config: config["x"]).sample()
+    with pytest.raises(ConfigError, match=r"none is drawn\. Use choice\(\)"):
+        tune.grid_search([1, 2]).sample()
 
 
 def test_the_base_of_a_logarithm_makes_no_difference() -> None:
