@@ -1,10 +1,11 @@
-"""The tables of ``ray-train.rst``, made from what ``tests/ray_conformance/measure.py`` wrote."""
+"""Tables of ``ray-train.rst`` and ``tune.rst``, from what ``ray_conformance/measure.py`` wrote."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,31 @@ REASONS = {
     r"only integers, slices": "an array is predicted as an array, not as a dict with one",
     r"is out of bounds": "the local images are fewer than the script wants",
     r"did not end in time": "too slow for two loaded CPUs",
+    r"abstract methods close, log, open": "a logger of one's own has the methods of hpctrain's",
+    r"no attribute 'log_dir'": "the older name of ``Result.path``",
+    r"^IndentationError": "what its page leaves to its reader is indented by 11",
+    r"^AssertionError: \d{3,}": (
+        "the executor calls a function for ``stop`` while the trial goes on: fast ones report more"
+    ),
+}
+# Why a test of Ray Tune's fails: by what its name and its error say.
+REASONS_OF_TESTS = {
+    r"(Float|Integer|Categorical|Function)\.__init__": (
+        "domains are made by functions, such as ``tune.uniform(1, 2)``, not from classes"
+    ),
+    r"testFunctionSignature": "``sample_from(f).sample()`` does not call a function of the config",
+    r"save_to_dir": "a search algorithm is in ``tuner.pkl``, and has no files of its own",
+    r"test_nonserializable": "``fit()`` refuses such a function, not ``Tuner()``",
+    r"TUNE_ORIG_WORKING_DIR|RAY_CHDIR_TO": (
+        "trials run in the directory of the script, and no variable changes that"
+    ),
+    r"test_tuner_restore_classmethod": "what is no sweep is a ``ConfigError``",
+    r"test_restore_overwrite_trainable": (
+        "a restored sweep runs the code of the script that restores it, under any name"
+    ),
+    r"hard_stop=False": "``MedianStoppingRule`` pauses no trial",
+    r"has no attribute 'save'": "a scheduler is in ``tuner.pkl``, and has no files of its own",
+    r"test_tuner_can_restore": "a ``Tuner`` writes nothing before ``fit()``",
 }
 
 
@@ -27,16 +53,50 @@ def read_results() -> dict[str, dict[str, Any]]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def reason_of(error: str) -> str:
-    """Return why a script needs an edit."""
-    for pattern, reason in REASONS.items():
+def reason_of(error: str, reasons: Mapping[str, str] = REASONS) -> str:
+    """Return why a script needs an edit, or a test fails."""
+    for pattern, reason in reasons.items():
         if re.search(pattern, error):
             return reason
     return "not understood yet"
 
 
+def is_of_tune(name: str) -> bool:
+    """Return whether a script or a test file is Ray Tune's."""
+    return "/tune/" in name
+
+
+def failures_of_tune(results: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return file, function and error of each test of Ray Tune's that fails."""
+    return [
+        (name, function, state.removeprefix("failed: "))
+        for name, one in results.items()
+        if one["kind"] == "test" and is_of_tune(name)
+        for function, state in one["functions"].items()
+        if state.startswith("failed")
+    ]
+
+
+def render_tune(results: dict[str, dict[str, Any]]) -> str:
+    """Return the tables of the page on sweeps, in reStructuredText."""
+    failures = [
+        [f"``{function}``", reason_of(f"{function}: {error}", REASONS_OF_TESTS)]
+        for _, function, error in failures_of_tune(results)
+    ]
+    return "\n".join(
+        [
+            _tables({name: one for name, one in results.items() if is_of_tune(name)}),
+            _table(["test function that fails", "reason"], failures),
+        ]
+    )
+
+
 def render(results: dict[str, dict[str, Any]]) -> str:
-    """Return the tables of the page, in reStructuredText."""
+    """Return the tables of the page on Ray Train, in reStructuredText."""
+    return _tables({name: one for name, one in results.items() if not is_of_tune(name)})
+
+
+def _tables(results: dict[str, dict[str, Any]]) -> str:
     scripts = {name: one for name, one in results.items() if one["kind"] == "script"}
     tests = {name: one for name, one in results.items() if one["kind"] == "test"}
     parts = [

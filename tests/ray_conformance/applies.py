@@ -8,13 +8,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from tests.ray_conformance.names_of_tune import is_refused, reason_in_tune
 from tests.ray_conformance.port import dotted
 
 # A name of Ray that starts like this, and the reason why what uses it does not apply.
 NOT_HERE = {
-    "ray.tune": "Tune",
     "ray.rllib": "RLlib",
     "ray.serve": "Serve",
     "ray.workflow": "workflows",
@@ -52,10 +52,7 @@ NOT_HERE = {
 }
 # Names without the module, where a class or a fixture says it.
 WORDS = {
-    "Tuner": "Tune",
-    "TuneConfig": "Tune",
-    # It returns a class of Tune's, for the placement of actors.
-    "as_placement_group_factory": "Tune",
+    "as_placement_group_factory": "placement of actors",
     "RLTrainer": "RLlib",
     "RLPredictor": "RLlib",
     "MosaicTrainer": "Mosaic",
@@ -75,9 +72,16 @@ GPU_FIXTURE = re.compile(r"ray_.*_(gpus?|neuron_cores?|hpus?)$")
 
 
 class Program:
-    """The statements of one file, and what each of them uses."""
+    """The statements of one file, and what each of them uses.
 
-    def __init__(self, source: str) -> None:
+    ``with_refused``: names of Ray Tune for which hpctrain raises an error that names another way
+    are no reason. ``rigged``: neither are these names, which rig.py has.
+    """
+
+    def __init__(
+        self, source: str, *, with_refused: bool = False, rigged: Collection[str] = ()
+    ) -> None:
+        self.with_refused, self.rigged = with_refused, rigged
         self.tree = ast.parse(source)
         self.imports: dict[str, str] = {}
         for node in ast.walk(self.tree):
@@ -114,6 +118,12 @@ class Program:
         for node in ast.walk(statement):
             if isinstance(node, ast.Attribute) and self._is_private(node.attr):
                 return "private to Ray"
+            if isinstance(node, ast.Call) and any(
+                self._is_private(one.arg) for one in node.keywords if one.arg
+            ):
+                return "private to Ray"
+            if isinstance(node, ast.Attribute) and node.attr == "address_info":
+                return "a Ray cluster"
             name = dotted(node) if isinstance(node, ast.Attribute | ast.Name) else None
             if isinstance(node, ast.arg):
                 name = node.arg
@@ -131,6 +141,8 @@ class Program:
     def reason_of_name(self, name: str) -> str | None:
         """Return why a dotted name of the file does not exist here."""
         head, _, rest = name.partition(".")
+        if head in self.rigged:
+            return None
         if GPU_FIXTURE.match(name):
             return "GPUs or several nodes"
         if (word := name.rpartition(".")[2]) in WORDS:
@@ -148,6 +160,9 @@ class Program:
             return "private to Ray"
         if whole.startswith("ray.train.v2") and ".api." not in whole:
             return "private to Ray"
+        if whole.startswith("ray.tune."):
+            is_shown = self.with_refused and is_refused(whole)
+            return None if is_shown else reason_in_tune(whole)
         for prefix, reason in NOT_HERE.items():
             if whole == prefix or whole.startswith(f"{prefix}."):
                 return reason
@@ -186,6 +201,9 @@ def reason_of_script(source: str) -> str | None:
     """Return why a whole script does not apply, or None."""
     if re.search(r"assert torch.cuda.is_available\(\)|torch.cuda.(Event|synchronize)", source):
         return "GPUs"
-    program = Program(source)
+    if re.search(r"lgb\.(train|cv)\(.*verbose_eval=", source, re.S):
+        return "needs an older version of a package"
+    # A script that hpctrain refuses counts as refused.
+    program = Program(source, with_refused=True)
     reasons = [program.reason(node) for node in program.tree.body]
     return next((reason for reason in reasons if reason), None)

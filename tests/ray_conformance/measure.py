@@ -16,8 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.ray_conformance import stand_ins
@@ -28,7 +30,7 @@ from tests.ray_conformance.tests_of_ray import run_tests
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 
-# Edits that docs/ray-train.rst names, tried where the ported script fails.
+# Edits that docs/ray-train.rst and docs/tune.rst name, tried where the ported script fails.
 DOCUMENTED = {
     r"\bdmatrix_params=": "dataset_params=",
     r"\blocal_dir=": "storage_path=",
@@ -45,6 +47,13 @@ DOCUMENTED = {
         "preprocessor = checkpoint.get_preprocessor()"
     ),
     r"(\.from_checkpoint\(checkpoint, Torch\w*Predictor)\)": r"\1, model=model)",
+    r"\n *from hpctrain\.tune\.search import ConcurrencyLimiter\n": "\n",
+    r"\n *(\w+) = ConcurrencyLimiter\(\1, max_concurrent=\d+\)": "",
+    r"\n *(reuse_actors|chdir_to_trial_dir)=\w+,": "",
+    r"(tune\.RunConfig\(\s*name=\"\w+\",)(?! existing)": r'\1 existing="restart",',
+    r"([\w\[\]]+)\.metrics(\[|\.get\()\"training_iteration\"(, 0)?[\])]": (
+        r"len(\1.metrics_history)"
+    ),
     # What a page leaves to its reader: without it no rank saves anything.
     r"# torch\.save\(\.\.\.\)": 'open(f"{temp_checkpoint_dir}/model.pt", "w").close()',
 }
@@ -71,6 +80,8 @@ REFUSED = (
     "is a URL",
     "storage_filesystem",
     "which a .h5 output does not have",
+    "a sweep optimizes one metric",
+    "UnknownFieldError: TuneConfig has no field",
 )
 # Of these, exit code 0 hides a wrong result: found by comparing with Ray.
 WRONG: dict[str, str] = {}
@@ -91,19 +102,21 @@ def read(code: Path, source: dict[str, str]) -> str:
     return (blocks_of_module if source["path"].endswith(".py") else blocks_of)(raw.decode())
 
 
-def measure_script(text: str, timeout_s: float, extra: str) -> dict[str, Any]:
-    """Return the state of one script, and the first line of its error."""
+def measure_script(
+    text: str, timeout_s: float, extra: str, beside: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the state of one script, and the first line of its error; it may import `beside`."""
     if reason := reason_of_script(text):
         return {"state": "not applicable", "reason": reason}
     if missing := absent_packages(text):
         return {"state": "not applicable", "reason": f"needs {', '.join(missing)}"}
     ported = stand_ins.shrink(port(text))
-    state, error = attempt(ported, timeout_s, extra)
+    state, error = attempt(ported, timeout_s, extra, beside)
     if state == "ok":
         return {"state": "unchanged"}
     edited = edit_as_documented(ported)
     if edited != ported:
-        state, error = attempt(edited, timeout_s, extra)
+        state, error = attempt(edited, timeout_s, extra, beside)
         if state == "ok":
             return {"state": "documented edit"}
     if any(words in error for words in REFUSED):
@@ -127,11 +140,15 @@ def absent_packages(text: str) -> list[str]:
     return sorted(package for package in packages if package)
 
 
-def attempt(text: str, timeout_s: float, extra: str) -> tuple[str, str]:
+def attempt(
+    text: str, timeout_s: float, extra: str, beside: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, str]:
     """Run a program in a folder of its own; return "ok" or "failed", and its error."""
     with tempfile.TemporaryDirectory(prefix="ray-conformance-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         stand_ins.lay_out(folder)
+        for module, source in beside.items():
+            (folder / f"{module}.py").write_text(stand_ins.shrink(port(source)))
         script = folder / "script.py"
         script.write_text(text.replace("@FOLDER@", name))
         arguments = ["--smoke-test"] if "--smoke-test" in text else []
@@ -190,6 +207,9 @@ def first_error(output: str, code: int) -> str:
     if named and len(named) > 1:
         last = lines[named[-1]]
         found = found if last in found else f"{found} || {last}"
+    # The trials of a sweep have failed before.
+    if (trial := re.search(r"^hpctrain: trial_\d+ failed: (.*)", output, re.M)) is not None:
+        found = f"{found} || {trial[1]}"
     return re.sub(r"/tmp/ray-conformance-\w+", "DIR", found)
 
 
@@ -220,6 +240,17 @@ def main() -> None:
         ]
         return {Path(one["path"]).stem: read(chosen.code, one) for one in beside}
 
+    def examples(source: dict[str, str]) -> dict[str, str]:
+        """Return the modules that a script of Ray Tune's may import."""
+        folder = "python/ray/tune/examples/"
+        if not source["path"].startswith(folder):
+            return {}
+        return {
+            Path(one["path"]).stem: read(chosen.code, one)
+            for one in sources
+            if one["commit"] == source["commit"] and one["path"].startswith(folder)
+        }
+
     def one(source: dict[str, str]) -> None:
         name = identity(source)
         if source["kind"] == "support" or chosen.kind not in (None, source["kind"]):
@@ -231,7 +262,7 @@ def main() -> None:
             stem = Path(source["path"]).stem
             result = run_tests(text, stem, support(source), chosen.timeout, chosen.extra, run)
         else:
-            result = measure_script(text, chosen.timeout, chosen.extra)
+            result = measure_script(text, chosen.timeout, chosen.extra, examples(source))
             if result["state"] == "unchanged" and name in WRONG:
                 result = {"state": "wrong", "error": WRONG[name]}
         results[name] = {"kind": source["kind"], **result}

@@ -66,6 +66,31 @@ MODULES = {
     "ray.train.v2.xgboost.xgboost_trainer": "hpctrain.xgboost",
     "ray.train.xgboost": "hpctrain.xgboost",
     "ray.train.xgboost.v2": "hpctrain.xgboost",
+    **{
+        f"ray.tune.logger{name}": "hpctrain.callbacks"
+        for name in ("", ".comet", ".csv", ".json", ".mlflow", ".tensorboardx", ".wandb")
+    },
+    **{
+        f"ray.{name}": f"hpctrain.{name}"
+        for name in (
+            *("tune", "tune.analysis", "tune.callback", "tune.error", "tune.execution"),
+            *("tune.execution.placement_groups", "tune.experiment", "tune.experiment.trial"),
+            *("tune.integration", "tune.integration.keras", "tune.integration.lightgbm"),
+            *("tune.integration.pytorch_lightning", "tune.integration.ray_train"),
+            *("tune.integration.xgboost", "tune.progress_reporter"),
+            *("tune.registry", "tune.result_grid", "tune.schedulers"),
+            *("tune.schedulers.async_hyperband", "tune.schedulers.hb_bohb"),
+            *("tune.schedulers.hyperband", "tune.schedulers.median_stopping_rule"),
+            *("tune.schedulers.pb2", "tune.schedulers.pbt"),
+            *("tune.schedulers.resource_changing_scheduler", "tune.schedulers.trial_scheduler"),
+            *("tune.search", "tune.search.ax", "tune.search.basic_variant"),
+            *("tune.search.bayesopt", "tune.search.bohb", "tune.search.concurrency_limiter"),
+            *("tune.search.hebo", "tune.search.hyperopt", "tune.search.nevergrad"),
+            *("tune.search.optuna", "tune.search.repeater", "tune.search.sample"),
+            *("tune.search.variant_generator", "tune.search.zoopt", "tune.stopper"),
+            *("tune.syncer", "tune.trainable", "tune.tune_config", "tune.tuner", "tune.utils"),
+        )
+    },
 }
 # Names that `from ray.x import NAME` takes from another module here.
 NAMES = {
@@ -75,11 +100,11 @@ NAMES = {
 }
 DROPPED = {"ray.init", "ray.shutdown"}
 # What is imported from here and not used goes; what uses it does not apply (applies.py).
-NOT_IMPORTED = ("ray.tune", "ray.cluster_utils", "ray.rllib", "ray.tests", "ray.util")
+NOT_IMPORTED = ("ray.cluster_utils", "ray.rllib", "ray.tests", "ray.util")
 
 
-# Modules beside Ray's tests lie beside the ported ones.
-BESIDE = re.compile(r"ray\.(?:train|air)(?:\.v2)?\.tests\.(\w+)$")
+# Modules beside Ray's tests and Tune's examples lie beside the ported ones.
+BESIDE = re.compile(r"ray\.(?:(?:train|air|tune)(?:\.v2)?\.tests|tune\.examples(?:\.\w+)*)\.(\w+)$")
 
 
 def port(source: str) -> str:

@@ -10,7 +10,7 @@ from tests.ray_conformance.measure import attempt, edit_as_documented
 from tests.ray_conformance.port import blocks_of_module, port
 from tests.ray_conformance.stand_ins import shrink
 
-PAGE = Path(__file__).parents[2] / "docs" / "ray-train.rst"
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("ray-train.rst", "tune.rst")]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "ray-train.rst"
             "predictor = Predicts.from_checkpoint(checkpoint, TorchPredictor, model=model)",
             "``model=`` is needed for a module that cannot be",
         ),
+        (
+            "from hpctrain import tune\nfrom hpctrain.tune.search import ConcurrencyLimiter\n"
+            "algo = Search()\nalgo = ConcurrencyLimiter(algo, max_concurrent=4)\n",
+            "from hpctrain import tune\nalgo = Search()\n",
+            "Leave ``search = ConcurrencyLimiter(search, ...)`` out",
+        ),
+        (
+            "TuneConfig(\n    reuse_actors=True,\n    num_samples=3,\n)",
+            "TuneConfig(\n    num_samples=3,\n)",
+            "``TuneConfig(reuse_actors=..., chdir_to_trial_dir=...)`` - refused: leave them out",
+        ),
+        (
+            'tune.RunConfig(name="x", callbacks=[])',
+            'tune.RunConfig(name="x", existing="restart", callbacks=[])',
+            'RunConfig(name="x", existing="restart")``',
+        ),
+        (
+            'grid[0].metrics["training_iteration"] < one.metrics.get("training_iteration", 0)',
+            "len(grid[0].metrics_history) < len(one.metrics_history)",
+            "``len(result.metrics_history)`` is the number of reports",
+        ),
         ("Trainer(dmatrix_params={})", "Trainer(dataset_params={})", "``dmatrix_params`` by"),
     ],
 )
@@ -49,7 +70,8 @@ def test_an_edit_counts_as_documented_if_the_page_names_it(
 ) -> None:
     assert edit_as_documented(program) == edited
     assert edit_as_documented(edited) == edited
-    assert on_the_page in " ".join(PAGE.read_text().split()) or on_the_page in PAGE.read_text()
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert on_the_page in " ".join(text.split()) or on_the_page in text
 
 
 def test_a_program_finds_what_it_asks_its_user_to_set(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from xml.etree import ElementTree
 
 from tests.ray_conformance import stand_ins
 from tests.ray_conformance.applies import Program
-from tests.ray_conformance.port import port
+from tests.ray_conformance.names_of_tune import RIGS
+from tests.ray_conformance.port import dotted, port
 
 # What hpctrain says, and torch, where a test asks for a GPU and there is none: Ray fails there too.
 NO_GPU = re.compile(r"torch sees no GPU here|Torch not compiled with CUDA|Found no NVIDIA driver")
 INTERNET = re.compile(r"huggingface\.co|URLError|Name or service not known|Error downloading")
+_SETUPS = ("setUp", "tearDown", "setUpClass", "tearDownClass", "setup_method", "teardown_method")
 # Ray's fixtures start a cluster; here there is none to start.
 CONFTEST = """
 import pytest
@@ -47,7 +49,7 @@ def run_tests(
     run: Callable[[list[str], Path, float, str], tuple[int, str]],
 ) -> dict[str, Any]:
     """Return the state of each test function of a file; ``support`` are modules that it imports."""
-    program = Program(text)
+    program = Program(text, rigged=RIGS.get(module, ()))
     functions: dict[str, str] = {}
     kept = _kept(program, functions)
     names = [name for one in kept for name in _names(one)]
@@ -82,11 +84,11 @@ def _kept(program: Program, functions: dict[str, str]) -> list[ast.stmt]:
     kept: list[ast.stmt] = []
     for node in program.tree.body:
         if isinstance(node, ast.ClassDef) and any(_is_test(one) for one in node.body):
-            methods = {one: program.reason(one) for one in node.body if _is_test(one)}
-            node.body = [one for one in node.body if methods.get(one) is None] or [ast.Pass()]
-            for method, reason in methods.items():
-                if reason:
-                    functions[method.name] = f"not applicable: {reason}"  # type: ignore[attr-defined]
+            reasons = _reasons_of_methods(node, program)
+            node.body = [one for one in node.body if one not in reasons] or [ast.Pass()]
+            for method, reason in reasons.items():
+                if _is_test(method):
+                    functions[method.name] = f"not applicable: {reason}"
         reason = program.reason(node)
         if reason is None:
             kept.append(node)
@@ -94,6 +96,29 @@ def _kept(program: Program, functions: dict[str, str]) -> list[ast.stmt]:
         for name in _names(node):
             functions[name] = f"not applicable: {reason}"
     return kept
+
+
+def _reasons_of_methods(node: ast.ClassDef, program: Program) -> dict[ast.FunctionDef, str]:
+    """Return the methods that do not apply, and why; a test also for a method that it calls."""
+    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    reasons: dict[ast.FunctionDef, str] = {}
+    # Fixtures are of all tests of the class.
+    fixtures = [one for one in methods.values() if one.name in _SETUPS or one.decorator_list]
+    for one in fixtures:
+        if not _is_test(one) and (reason := program.reason(one)):
+            return dict.fromkeys(methods.values(), reason)
+    for one in methods.values():
+        if reason := program.reason(one):
+            reasons[one] = reason
+    for _ in methods:
+        for one in methods.values():
+            for inner in ast.walk(one):
+                if not (isinstance(inner, ast.Attribute) and dotted(inner) == f"self.{inner.attr}"):
+                    continue
+                called = methods.get(inner.attr)
+                if one not in reasons and called in reasons:
+                    reasons[one] = reasons[called]
+    return reasons
 
 
 def _is_test(node: ast.stmt) -> bool:
@@ -115,7 +140,9 @@ def guarded(kept: list[ast.stmt], program: Program) -> str:
                 bound = alias.asname or alias.name
                 if bound == "*" or program.reason_of_name(bound):
                     continue
-                one = ast.ImportFrom(node.module, [alias], node.level)
+                is_rigged = alias.name in program.rigged
+                home = "tests.ray_conformance.rig" if is_rigged else node.module
+                one = ast.ImportFrom(home, [alias], node.level)
                 lines += ["try:", f"    {ast.unparse(one)}", "except Exception as error:"]
                 lines.append(f"    {bound} = type({bound!r}, (), {{'absent': str(error)}})")
         elif isinstance(node, ast.Import | ast.ImportFrom) and "__future__" not in ast.dump(node):
