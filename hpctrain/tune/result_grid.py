@@ -139,7 +139,11 @@ class ResultGrid:
         if not scores:
             raise ConfigError(
                 f"no trial in {self.experiment_path} has a value of {metric!r} to compare. "
-                + (self._explain_silence() or self._explain_values(metric))
+                + (
+                    self._explain_silence()
+                    or self._explain_failures()
+                    or self._explain_values(metric)
+                )
             )
         return self[min(scores)[1]]
 
@@ -167,6 +171,17 @@ class ResultGrid:
         return (
             f"{', '.join(silent[:_MOST_NAMED])}{more} ended without a report: the function has to "
             f"call hpctrain.report({{...}}), or to return a dict of metrics."
+        )
+
+    def _explain_failures(self) -> str:
+        """Return why trials have failed, if none has reported anything; empty if one has."""
+        if not self.errors or any(result.metrics for result in self):
+            return ""
+        first = next(iter(str(self.errors[0]).splitlines()), "") or type(self.errors[0]).__name__
+        return (
+            f"{self.num_errors} of {len(self)} failed before they reported anything: {first}   "
+            f"ResultGrid.errors has them all; Tuner.restore({self.experiment_path!r}, trainable, "
+            f"restart_errored=True).fit() runs them again."
         )
 
     def get_dataframe(

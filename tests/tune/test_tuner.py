@@ -468,6 +468,24 @@ def test_values_that_cannot_be_compared_are_said_to_be_none(tmp_path: Path) -> N
     assert frame["metrics/trial_id"].tolist() == 2 * ["mine"]
 
 
+def test_a_sweep_of_which_all_trials_fail_says_why_there_is_no_best_one(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        raise RuntimeError("no such data")
+
+    grid = tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=quiet(tmp_path),
+    ).fit()
+    with pytest.raises(
+        ConfigError,
+        match=r"2 of 2 failed before they reported anything: .*RuntimeError: no such data   "
+        r"ResultGrid\.errors .*restart_errored=True",
+    ):
+        grid.get_best_result()
+
+
 def test_more_memory_than_there_is_is_said_before_the_start(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
