@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,13 @@ def test_one_trial_that_reports_nothing_is_said_where_it_is_the_best(
     assert "trial_00000 ended without a report" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("stop", [{"training_iteration": 3}, {"acc": 0.25}])
+@pytest.mark.parametrize(
+    "stop",
+    [{"training_iteration": 3}, {"acc": 0.25}, lambda report, metrics: metrics["acc"] >= 0.25],
+    ids=["reports", "metric", "function"],
+)
 def test_the_report_that_meets_the_criterion_is_the_last_one(
-    stop: dict[str, float], tmp_path: Path
+    stop: dict[str, float] | Callable[[int, Mapping[str, Any]], bool], tmp_path: Path
 ) -> None:
     def train(config: dict[str, Any]) -> None:
         for step in range(5000):
