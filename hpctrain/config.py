@@ -304,8 +304,8 @@ class RunConfig:
     first report must have the name), or a function of the report's number and rank 0's metrics.
     ``training_iteration``, the number of the report, and ``time_total_s``, the seconds of all
     attempts, need not be reported; nor need ``iterations_since_restore`` and
-    ``time_since_restore``, the values of this attempt. ``should_stop()`` then returns true in
-    training functions."""
+    ``time_since_restore``, the values of this attempt. A function has them among the metrics.
+    ``should_stop()`` then returns true in training functions."""
     verbose: int = 1
     """0: nothing. 1: progress, and the output of rank 0. 2: the output of every rank."""
     logging_config: LoggingConfig | None = None

@@ -45,9 +45,10 @@ class StopRule:
         """Return why a report meets the criterion; None if it does not. Not collective."""
         if self._stop is None:
             return None
-        if not isinstance(self._stop, Mapping):
-            return "the stop function returned true" if self._stop(report, metrics) else None
         counted = self._count(report)
+        if not isinstance(self._stop, Mapping):
+            is_met = self._stop(report, {**counted, **metrics})
+            return "the stop function returned true" if is_met else None
         for name, goal in self._stop.items():
             value = find_number(metrics, name)
             value = counted.get(name) if value is None else value

@@ -43,6 +43,18 @@ def test_a_metric_of_the_name_is_the_one_that_counts() -> None:
     assert rule.explain(1, {"training_iteration": 3}) == "training_iteration=3 reached 3"
 
 
+def test_a_function_is_given_what_a_criterion_may_name() -> None:
+    rule = StopRule(lambda report, metrics: report == metrics["training_iteration"] == 3)
+    rule.begin_attempt(first_report=1, seconds_before=9)
+    assert rule.explain(2, {}) is None
+    assert rule.explain(3, {"training_iteration": 2}) is None, "the metric of this name counts"
+    assert rule.explain(3, {}) == "the stop function returned true"
+    rule = StopRule(lambda report, metrics: metrics["iterations_since_restore"] == 3)
+    rule.begin_attempt(first_report=1, seconds_before=9)
+    assert rule.explain(3, {}) is None
+    assert rule.explain(4, {}) == "the stop function returned true"
+
+
 def train(config: dict[str, Any]) -> None:
     saved = hpctrain.get_checkpoint()
     begin = 0 if saved is None else saved.to_dict()["step"] + 1
