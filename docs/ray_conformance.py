@@ -23,9 +23,6 @@ REASONS = {
     r"abstract methods close, log, open": "a logger of one's own has the methods of hpctrain's",
     r"no attribute 'log_dir'": "the older name of ``Result.path``",
     r"^IndentationError": "what its page leaves to its reader is indented by 11",
-    r"^AssertionError: \d{3,}": (
-        "the executor calls a function for ``stop`` while the trial goes on: fast ones report more"
-    ),
 }
 # Why a test of Ray Tune's fails: by what its name and its error say.
 REASONS_OF_TESTS = {
