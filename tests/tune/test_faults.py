@@ -328,10 +328,10 @@ def test_what_another_tuner_has_done_meanwhile_is_seen(
     check = sweep_plan.check_first_trials
     other = make_tuner(tmp_path, param_space={"x": tune.grid_search([1, 2])})
 
-    def let_other_run(*arguments: Any) -> Any:
+    def let_other_run(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(sweep_plan, "check_first_trials", check)
         other.fit()
-        return check(*arguments)
+        return check(*arguments, **options)
 
     monkeypatch.setattr(sweep_plan, "check_first_trials", let_other_run)
     with pytest.raises(ConfigError, match="is a sweep already"):
