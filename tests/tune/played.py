@@ -138,6 +138,7 @@ def make_sweep(
     space: Mapping[str, Any] | None = None,
     scheduler: TrialScheduler | None = None,
     search: Any = None,
+    slots: Any = None,
     **rules: Any,
 ) -> Sweep:
     source: Any = VariantSource(
@@ -153,7 +154,7 @@ def make_sweep(
         scheduler=scheduler or FIFOScheduler(),
         search=search,
         runner=runner,
-        slots=Slots(Capacity(cpus=runner.capacity)),
+        slots=slots or Slots(Capacity(cpus=runner.capacity)),
         ledger=ledger,
         rules=SweepRules(**{"stop_patience_s": 5.0, **rules}),
         clock=lambda: runner.now,

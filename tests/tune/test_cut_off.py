@@ -40,9 +40,8 @@ class Breaking(FakeRunner):
 
 def make(runner: Breaking, root: Path, *, nodes: int = 3, num_samples: int = 4) -> Sweep:
     runner.seen = {}
-    sweep = make_sweep(runner, root, num_samples=num_samples)
-    sweep._slots = NodeSlots({f"n{i}": NodeShare(cpus=1) for i in range(nodes)})
-    return sweep
+    slots = NodeSlots({f"n{i}": NodeShare(cpus=1) for i in range(nodes)})
+    return make_sweep(runner, root, num_samples=num_samples, slots=slots)
 
 
 def test_a_lost_node_is_left_out_and_its_trial_begins_again_elsewhere(tmp_path: Path) -> None:
