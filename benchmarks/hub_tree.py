@@ -210,8 +210,10 @@ def fit(rows: list[dict[str, Any]], shape: str, cost: str) -> dict[str, Any]:
     # Short rounds of few agents may take no tick of the CPU's clock.
     wanted = np.array([row[cost] for row in fitted])
     matrix = np.array([features(row["nodes"], shape, row["fanout"], cost) for row in fitted])
-    weights = wanted**-0.5
-    coefficients, _ = nnls(matrix * weights[:, None], wanted * weights)
+    coefficients = np.zeros(len(features(FANOUT, shape, FANOUT, cost)))
+    if fitted:
+        weights = wanted**-0.5
+        coefficients, _ = nnls(matrix * weights[:, None], wanted * weights)
     predicted = [
         float(np.dot(features(row["nodes"], shape, row["fanout"], cost), coefficients))
         for row in own
