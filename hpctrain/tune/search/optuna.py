@@ -11,6 +11,13 @@ from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.metric_names import find_number, find_score
+from hpctrain.tune.search.optuna_arguments import (
+    SEEDS,
+    check_pruner,
+    check_rewards,
+    check_sampler,
+    check_study,
+)
 from hpctrain.tune.search.parameters import (
     Parameter,
     convert_space,
@@ -21,9 +28,6 @@ from hpctrain.tune.search.parameters import (
 from hpctrain.tune.search.points import by_path, check_points, choose_point
 from hpctrain.tune.search.searcher import STOP, Searcher
 from hpctrain.tune.search.study import Study
-
-# Of numpy's RandomState, with which samplers draw.
-_SEEDS = 2**32
 
 
 class OptunaSearch(Searcher):
@@ -97,23 +101,12 @@ class OptunaSearch(Searcher):
                 f"OptunaSearch(space={shown(space)}): a dict of Optuna's distributions or of "
                 f"domains, or a function of Optuna's trial, is needed."
             )
-        if sampler is not None and seed is not None:
-            raise ConfigError(
-                "OptunaSearch(sampler=..., seed=...): the seed is of the default sampler. Give "
-                "yours its own, and leave seed out."
-            )
-        if study_name is not None and storage is None:
-            raise ConfigError(
-                f"OptunaSearch(study_name={shown(study_name)}): a study in memory has no other "
-                f"name. Give a storage too, such as 'sqlite:///study.db'."
-            )
-        rewards = [*(evaluated_rewards or ())]
-        if rewards and (callable(space) or len(rewards) != len(points_to_evaluate or ())):
-            raise ConfigError(
-                f"OptunaSearch(evaluated_rewards=...) has {len(rewards)} values for "
-                f"{len(points_to_evaluate or ())} points_to_evaluate. One is needed for each, and "
-                f"a space that is no function."
-            )
+        check_study(storage, study_name)
+        check_sampler(sampler, seed)
+        check_pruner(pruner)
+        rewards = check_rewards(
+            evaluated_rewards, points_to_evaluate, space_is_function=callable(space)
+        )
         self._space = space
         self._given_points = check_points(points_to_evaluate)
         self._points: list[Mapping[str, Any]] = []
@@ -166,7 +159,7 @@ class OptunaSearch(Searcher):
             distributions = {name: each.distribution for name, each in self._parameters.items()}
             for number, value in enumerate(self._rewards):
                 chosen = self._points[number]
-                study.add(number, parameters=distributions, chosen=chosen, value=float(value))
+                study.add(number, parameters=distributions, chosen=chosen, value=value)
             self._points.clear()
 
     def suggest(self, trial_id: str) -> Mapping[str, Any]:
@@ -298,7 +291,7 @@ class OptunaSearch(Searcher):
             if self._restored == 1:
                 self._begun.study.sampler.reseed_rng()
         elif self._seed is not None:
-            seed = (self._seed + self._restored) % _SEEDS
+            seed = (self._seed + self._restored) % SEEDS
             self._begun.study.sampler = import_optuna().samplers.TPESampler(seed=seed)
 
 
