@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -93,6 +94,8 @@ class Session:
         self._collectives = CollectiveCount(channel, self.loop_time)
         self._leave: Mapping[str, Any] | None = None
         self._beat_at = 0.0
+        # Also of a function that reports while it makes a checkpoint for another report.
+        self._reporting = threading.RLock()
         self._goals: ExactStop | None = None
         self._awaits_decisions = False
         self._metrics = MetricsFile(paths.metrics) if world.world_rank == 0 else None
@@ -141,6 +144,16 @@ class Session:
 
         Without an upload, `validation` is how the checkpoint of the other ranks is validated.
         """
+        # Threads of the training function take turns.
+        with self._reporting:
+            self._report(metrics, upload, validation)
+
+    def _report(
+        self,
+        metrics: Mapping[str, Any],
+        upload: Upload | None,
+        validation: Mapping[str, Any] | None,
+    ) -> None:
         begun, loop_time = self.reports, self.loop_time
         is_first = loop_time.begin(CHECKPOINT)
         try:

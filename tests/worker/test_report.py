@@ -1014,3 +1014,25 @@ def test_only_a_long_wait_for_all_ranks_is_told_and_that_it_is_over(
         waits()
         assert executor.waits == [2]
     assert executor.waits == [2, 0]
+
+
+def test_threads_that_report_take_turns(start: Start, executor: FakeExecutor) -> None:
+    session = start()
+    others: list[threading.Thread] = []
+
+    def report_meanwhile(line: bytes) -> None:
+        executor.reports.append(json.loads(line))
+        if not others:
+            others.append(threading.Thread(target=session.report, args=({"loss": 2.0},)))
+            others[0].start()
+            # Of one that takes no turns the report is made meanwhile.
+            others[0].join(0.5)
+            assert session.reports == 1
+
+    executor.report = report_meanwhile  # type: ignore[method-assign]
+    session.report({"loss": 1.0})
+    others[0].join(PATIENCE_S)
+    assert [(each["report"], each["metrics"]["loss"]) for each in executor.reports] == [
+        (1, 1.0),
+        (2, 2.0),
+    ]
