@@ -219,8 +219,9 @@ class AttemptTracker:
         least = self._returned[least_rank][0]
         most_rank = max(self._counts, key=self._counts.__getitem__)
         most = self._counts[most_rank]
-        # Without a checkpoint no rank waits, so uneven counts only matter once all have left.
-        waits = any(report > least for report in self._parts)
+        # With neither a checkpoint nor a tuner no rank waits, so uneven counts only matter once all
+        # have left.
+        waits = self.awaited > least or any(report > least for report in self._parts)
         if most == least or not (waits or self.is_done):
             return None
         return (

@@ -185,6 +185,21 @@ def test_a_rank_that_waits_for_a_checkpoint_of_one_that_has_left_is_noticed_at_o
     assert "rank 1 returned after 0 reports, but rank 0 made 1." in complaint
 
 
+def test_a_rank_that_waits_for_a_tuner_is_noticed_at_once_where_another_has_left():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    for rank in (0, 1):
+        report(tracker, rank)
+        tracker.feed(frame("awaits", rank, report=1))
+    returned(tracker, 1, reports=1)
+    assert tracker.unmatched_calls() is None
+    # The tuner decides on what all ranks have reported.
+    report(tracker, 0)
+    tracker.feed(frame("awaits", 0, report=2))
+    complaint = tracker.unmatched_calls()
+    assert complaint is not None
+    assert complaint.startswith("rank 1 returned after 1 reports, but rank 0 made 2. Every rank")
+
+
 def test_ranks_that_reported_equally_often_are_no_cause_for_complaint():
     tracker = AttemptTracker(world_size=2, first_report=0)
     for rank in (0, 1):
