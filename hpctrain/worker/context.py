@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class ActiveWorker:
     """This rank's datasets, where a ``configure()`` of the user's assigns them."""
     validation: ValidationTaskConfig | None = None
     """How checkpoints are validated by default; None if the trainer has no ValidationConfig."""
+    pid: int = field(default_factory=os.getpid)
+    """Of the worker: a process that it forks has all of this, too."""
 
 
 _active: ActiveWorker | None = None
@@ -135,9 +138,15 @@ def report(
         part gets the error. The report has been made: a function that catches it on all ranks may
         continue.
     WorkerContextError
-        Outside of a training function.
+        Outside of a training function, or in a process that it has forked.
     """
     worker = active_worker("report()")
+    if os.getpid() != worker.pid:
+        raise WorkerContextError(
+            f"report() was called in a process that the worker has forked (process {os.getpid()} "
+            f"of process {worker.pid}). Return its values to the training function, and report "
+            f"there."
+        )
     session = worker.session
     task = validation_task(worker, validation, has_checkpoint=checkpoint is not None)
     if checkpoint is None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,3 +218,22 @@ def test_a_dataset_of_files_gives_the_same_iterator_each_time_for_the_device_of_
     with_gpu = replace(worker, context=replace(worker.context, gpu_ids=("7",)), iterators={})
     with activate(with_gpu):
         assert hpctrain.get_dataset_shard("train").device == "cuda:1"
+
+
+def test_a_forked_process_does_not_report_in_place_of_its_worker(
+    make_worker: Callable[..., ActiveWorker], paths: RunPaths
+) -> None:
+    with activate(make_worker()):
+        hpctrain.report({"loss": 1.0})
+        if (child := os.fork()) == 0:
+            try:
+                with pytest.raises(WorkerContextError, match="Return its values to the training"):
+                    hpctrain.report({"loss": -5.0})
+                # What does not change the run is there, as for the workers of a DataLoader.
+                hpctrain.get_context()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        hpctrain.report({"loss": 2.0})
+    assert [line["metrics"]["loss"] for line in read_reports(paths)] == [1.0, 2.0]
