@@ -201,3 +201,28 @@ def test_a_sweep_with_storage_and_pruner(tmp_path: Path) -> None:
         assert trial.params["x"] == result.config["x"]
         told = trial.intermediate_values
         assert (trial.state.name == "PRUNED") == (told[max(told)] > 1.5)
+
+
+def test_a_study_that_cannot_be_opened_is_named_with_a_next_step(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    (tmp_path / "study.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(ConfigError, match="Give the address of a database") as caught:
+        make(storage=storage)
+    assert storage in str(caught.value)
+    assert "not a database. Give" in str(caught.value), "the statement of SQL is left out"
+
+
+def test_the_password_of_a_storage_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(storage="nothing://me:secret@host/studies")
+    assert "nothing://me:***@host/studies" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_study_with_other_choices_asks_for_another_name(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    make(storage=storage).suggest("t0")
+    for other in (tune.choice([1, 2]), tune.choice(["a", "b"])):
+        search = make(storage=storage, space={"x": other})
+        with pytest.raises(ConfigError, match=r"with another search space: .*another study_name"):
+            search.suggest("t0")

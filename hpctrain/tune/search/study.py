@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.search.parameters import import_optuna, is_same
 
@@ -55,8 +57,10 @@ class Study:
             found = [each.name.lower() for each in self.study.directions]
         except Exception as error:  # of whatever the storage is made of
             raise ConfigError(
-                f"OptunaSearch(storage=..., study_name={name!r}): the study cannot be opened: "
-                f"{error}"
+                f"OptunaSearch(storage={_show(storage)}, study_name={name!r}): the study cannot be "
+                f"opened: {_first_line(error)}. Give the address of a database that this process "
+                f"can read and write, such as 'sqlite:////home/me/study.db'; one that does not "
+                f"exist is made, in a directory that does."
             ) from error
         if found != [direction]:
             raise ConfigError(
@@ -103,8 +107,22 @@ class Study:
             self.study.add_trial(trial)
 
     def ask(self, trial_id: str, distributions: Mapping[str, Any] | None = None) -> Any:
-        """Return a new trial of Optuna's. Not collective."""
-        trial = self.study.ask(distributions)
+        """Return a new trial of Optuna's. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If the study in the storage has the parameters with other choices.
+        """
+        try:
+            trial = self.study.ask(distributions)
+        except ValueError as error:  # of a study in a storage, which has trials already
+            if not self._is_stored:
+                raise
+            raise ConfigError(
+                f"OptunaSearch's storage has trials of the study {self.study.study_name!r} with "
+                f"another search space: {_first_line(error)} Choose another study_name."
+            ) from error
         if self._is_stored:
             trial.set_user_attr(_MARK, self._mark(trial_id))
         self._open[trial_id], self._reported[trial_id] = trial, set()
@@ -175,3 +193,14 @@ class Study:
 
     def _mark(self, trial_id: str) -> str:
         return f"{self._sweep}/{trial_id}"
+
+
+def _show(storage: Any) -> str:
+    """Return a storage for a message, without a password."""
+    return re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", shown(storage))
+
+
+def _first_line(error: Exception) -> str:
+    # Those of SQLAlchemy go on with the statement; Optuna's say less than what they are raised for.
+    cause = error.__cause__ or error
+    return next(iter(str(cause).splitlines()), "") or type(cause).__name__
