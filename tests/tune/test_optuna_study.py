@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hpctrain
-from hpctrain import ConfigError, RunConfig, tune
+from hpctrain import ConfigError, HpctrainError, RunConfig, tune
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.runner import Report
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler
@@ -226,3 +226,15 @@ def test_a_study_with_other_choices_asks_for_another_name(tmp_path: Path) -> Non
         search = make(storage=storage, space={"x": other})
         with pytest.raises(ConfigError, match=r"with another search space: .*another study_name"):
             search.suggest("t0")
+
+
+def test_a_storage_that_fails_later_is_named_with_a_next_step(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    search = make(storage=f"sqlite:///{path}")
+    search.suggest("t0")
+    path.write_bytes(b"")
+    message = rf"the storage 'sqlite:///{path}' of OptunaSearch .*Tuner\.restore\(\)"
+    with pytest.raises(HpctrainError, match=message):
+        search.suggest("t1")
+    with pytest.raises(HpctrainError, match=message):
+        search.on_trial_complete("t0", {"loss": 1.0})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hpctrain.checks import shown
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.tune.search.parameters import import_optuna, is_same
 
 # Ray Tune's.
@@ -41,7 +42,7 @@ class Study:
         self, sweep: str, *, mode: str, sampler: Any, pruner: Any, storage: Any, name: str | None
     ) -> None:
         optuna = import_optuna()
-        self._sweep, self._is_stored = sweep, storage is not None
+        self._sweep, self._storage, self._is_stored = sweep, storage, storage is not None
         self._can_prune = pruner is not None
         direction = "minimize" if mode == "min" else "maximize"
         name = name or (_DEFAULT_NAME if self._is_stored else None)
@@ -104,7 +105,8 @@ class Study:
                 value=value,
                 user_attrs={_MARK: self._mark(name)},
             )
-            self.study.add_trial(trial)
+            with self._errors_of_storage():
+                self.study.add_trial(trial)
 
     def ask(self, trial_id: str, distributions: Mapping[str, Any] | None = None) -> Any:
         """Return a new trial of Optuna's. Not collective.
@@ -113,9 +115,14 @@ class Study:
         ------
         ConfigError
             If the study in the storage has the parameters with other choices.
+        HpctrainError
+            If the storage cannot be used any more.
         """
         try:
-            trial = self.study.ask(distributions)
+            with self._errors_of_storage():
+                trial = self.study.ask(distributions)
+                if self._is_stored:
+                    trial.set_user_attr(_MARK, self._mark(trial_id))
         except ValueError as error:  # of a study in a storage, which has trials already
             if not self._is_stored:
                 raise
@@ -123,8 +130,6 @@ class Study:
                 f"OptunaSearch's storage has trials of the study {self.study.study_name!r} with "
                 f"another search space: {_first_line(error)} Choose another study_name."
             ) from error
-        if self._is_stored:
-            trial.set_user_attr(_MARK, self._mark(trial_id))
         self._open[trial_id], self._reported[trial_id] = trial, set()
         return trial
 
@@ -164,9 +169,10 @@ class Study:
         # Of a study in a storage Optuna has decided on it when it was new.
         if step not in self._reported[trial_id]:
             self._reported[trial_id].add(step)
-            trial.report(value, step)
-            if self._can_prune and trial.should_prune():
-                self._pruned.add(trial_id)
+            with self._errors_of_storage():
+                trial.report(value, step)
+                if self._can_prune and trial.should_prune():
+                    self._pruned.add(trial_id)
         return trial_id in self._pruned
 
     def tell(self, trial_id: str, value: float | None) -> None:
@@ -175,12 +181,25 @@ class Study:
         if trial is None:
             return
         states = import_optuna().trial.TrialState
-        if value is None:
-            self.study.tell(trial, state=states.FAIL)
-        elif trial_id in self._pruned:
-            self.study.tell(trial, state=states.PRUNED)
-        else:
-            self.study.tell(trial, value)
+        with self._errors_of_storage():
+            if value is None:
+                self.study.tell(trial, state=states.FAIL)
+            elif trial_id in self._pruned:
+                self.study.tell(trial, state=states.PRUNED)
+            else:
+                self.study.tell(trial, value)
+
+    @contextmanager
+    def _errors_of_storage(self) -> Iterator[None]:
+        """Name the storage in the error that it raises, and the next step."""
+        try:
+            yield
+        except import_optuna().exceptions.StorageInternalError as error:
+            raise HpctrainError(
+                f"the storage {_show(self._storage)} of OptunaSearch cannot be used any more: "
+                f"{_first_line(error)}. Once it can be read and written, fit() again, or "
+                f"Tuner.restore() if the sweep has begun."
+            ) from error
 
     def _find(self, trial_id: str) -> Any:
         if self._stored is None:
