@@ -32,6 +32,11 @@ _MOST_MANIFEST_BYTES = 64 * 2**20
 # The superblock of squashfs begins with the magic; mksquashfs fills the last page of an image.
 _MAGIC, _IMAGE_SIZE, _PAGE_BYTES = b"hsqs", struct.Struct("<40xQ"), 4096
 _DIGITS = 64
+# OverflowError is of a size that no file has.
+_DAMAGES = (
+    *(tarfile.TarError, ValueError, KeyError, TypeError, AttributeError, EOFError),
+    OverflowError,
+)
 _BLOCK_BYTES = 2**20
 
 
@@ -127,7 +132,7 @@ def read_pack(path: Path) -> tuple[EnvironmentPack, dict[str, Any]]:
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(f"the packed environment {path} cannot be read: {why}.") from error
-    except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except _DAMAGES as error:
         raise ConfigError(f"{path} is not a packed environment, or damaged. {again}") from error
 
 

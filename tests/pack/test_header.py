@@ -76,3 +76,10 @@ def test_a_file_that_is_not_there_or_would_block_is_named(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe.tar")
     with pytest.raises(ConfigError, match=r"/pipe.tar cannot be read: it is a FIFO"):
         read_pack(tmp_path / "pipe.tar")
+
+
+def test_an_image_whose_size_no_file_has_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "environment.squashfs"
+    path.write_bytes(b"hsqs" + b"\xff" * 5000)
+    with pytest.raises(ConfigError, match="is not a packed environment, or damaged"):
+        read_pack(path)
