@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
+from hpctrain.tune.domains import Domain
 from hpctrain.tune.search.searcher import FINISHED, SearchAlgorithm
 from hpctrain.tune.variants import Variants, put_values, show_path
 from hpctrain.unresolved import find_unresolved
@@ -168,6 +169,11 @@ def _merge(config: Any, changes: Any) -> Any:
             **config,
             **{k: _merge(config[k], v) if k in config else v for k, v in changes.items()},
         }
+    if isinstance(config, Domain):
+        raise ConfigError(
+            f"the search algorithm proposed {shown(dict(changes))} inside of {shown(config)}, which "
+            f"param_space has there. Give both the same names."
+        )
     if is_dataclass(config) and not isinstance(config, type):
         return replace(
             config, **{name: _merge(getattr(config, name), v) for name, v in changes.items()}

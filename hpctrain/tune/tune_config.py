@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hpctrain.checks import check_count, check_seconds, plain_number, show_changes, shown
+from hpctrain.checks import check_count, check_seconds, plain_number, show_changes
 from hpctrain.errors import ConfigError
 from hpctrain.rules import checked, choice, kind, optional, or_default, text, with_value
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
@@ -35,7 +35,7 @@ def _search_alg(what: str, value: Any) -> Any:
     lacking = [name for name in _METHODS if not callable(getattr(value, name, None))]
     if isinstance(value, type) or lacking:
         raise ConfigError(
-            f"{with_value(what, shown(value))}: an object with the methods {', '.join(_METHODS)} "
+            f"{with_value(what, value)}: an object with the methods {', '.join(_METHODS)} "
             f"is needed, such as hpctrain.tune.search.optuna.OptunaSearch()."
         )
     return value

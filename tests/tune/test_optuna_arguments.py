@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpctrain import ConfigError
+from hpctrain.tune import TuneConfig
 from hpctrain.tune.search.optuna import OptunaSearch
 
 optuna = pytest.importorskip("optuna")
@@ -62,3 +63,16 @@ def test_what_numpy_has_is_taken() -> None:
     OptunaSearch(seed=numpy.int64(3))
     OptunaSearch(points_to_evaluate=POINTS, evaluated_rewards=numpy.array([0.5]))
     OptunaSearch(storage=optuna.storages.InMemoryStorage(), pruner=optuna.pruners.MedianPruner())
+
+
+def test_a_function_that_returns_no_constants_is_told_what_to_return() -> None:
+    search = OptunaSearch(
+        space=lambda trial: trial.suggest_float("x", 0, 1), metric="a", mode="min"
+    )
+    with pytest.raises(ConfigError, match="Return a dict of constants, or None"):
+        search.suggest("t0")
+
+
+def test_the_name_of_a_search_is_shown_as_it_was_given() -> None:
+    with pytest.raises(ConfigError, match=r"^TuneConfig\(search_alg='optuna'\): an object"):
+        TuneConfig(search_alg="optuna")

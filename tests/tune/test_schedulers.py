@@ -115,6 +115,7 @@ def test_metrics_may_be_nested() -> None:
         (lambda: ASHAScheduler(max_t=0), "A number above 0"),
         (lambda: ASHAScheduler(max_t=3, grace_period=4), "no trial would reach"),
         (lambda: ASHAScheduler(reduction_factor=1), "milestones have to grow"),
+        (lambda: ASHAScheduler(reduction_factor=1 + 1e-7), "more than 10000 milestones"),
         (lambda: ASHAScheduler(brackets=0), "must be 1 or more"),
         (lambda: MedianStoppingRule(grace_period=-1), "A number above 0"),
         (lambda: MedianStoppingRule(min_samples_required=0), "must be 1 or more"),

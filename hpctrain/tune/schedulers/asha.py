@@ -11,6 +11,9 @@ from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, positive, whole
 
+# Each takes memory, and is looked at when a trial reports.
+_MOST_MILESTONES = 10_000
+
 
 class AsyncHyperBandScheduler(TrialScheduler):
     """Asynchronous successive halving (Li et al., 2018).
@@ -71,6 +74,11 @@ class AsyncHyperBandScheduler(TrialScheduler):
             raise ConfigError(
                 f"{name}(reduction_factor={shown(reduction_factor)}): milestones have to grow. Use "
                 f"a number above 1."
+            )
+        if math.log(max_t) - math.log(grace_period) > _MOST_MILESTONES * math.log(reduction_factor):
+            raise ConfigError(
+                f"{name}(reduction_factor={shown(reduction_factor)}, max_t={shown(max_t)}): there "
+                f"would be more than {_MOST_MILESTONES} milestones. Use a larger reduction_factor."
             )
         self._max_t = max_t
         self._stops_last = stop_last_trials

@@ -210,7 +210,13 @@ class OptunaSearch(Searcher):
     def _ask(self, trial_id: str) -> Mapping[str, Any]:
         if callable(self._space):
             trial = self._begun.ask(trial_id)
-            constants = self._space(trial) or {}
+            constants = self._space(trial)
+            if constants is not None and not isinstance(constants, Mapping):
+                raise ConfigError(
+                    f"the function of OptunaSearch(space=...) returned {shown(constants)}. Return "
+                    f"a dict of constants, or None: what it asks the trial for is taken from there."
+                )
+            constants = constants or {}
             return {**trial.params, **constants}
         trial = self._begun.ask(
             trial_id, {name: parameter.distribution for name, parameter in self._parameters.items()}
