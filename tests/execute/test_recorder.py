@@ -464,7 +464,11 @@ def test_a_stop_function_sees_the_number_of_the_report_and_rank_0s_metrics(
     recorder.record(make_round(2), broadcasts)
     assert recorder.decision.reason == "the stop function returned true"
     recorder.record(make_round(3), broadcasts)
-    assert seen == [(1, {"rank": 0}), (2, {"rank": 0})]
+    assert [number for number, _ in seen] == [1, 2]
+    for number, metrics in seen:
+        since = {"training_iteration": number, "iterations_since_restore": number}
+        seconds = {name: metrics[name] for name in ("time_total_s", "time_since_restore")}
+        assert metrics == {"rank": 0, **since, **seconds}
     recorder.raise_if_unfinished(3, notified=True)
 
 
