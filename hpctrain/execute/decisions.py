@@ -12,11 +12,11 @@ class Decisions:
 
     def __init__(self) -> None:
         self._attempt = 0
-        self._told = self._answered = 0
+        self._sent = self._answered = 0
 
     def begin_attempt(self, attempt: int) -> None:
         """Forget the ranks of the last attempt. Not collective."""
-        self._attempt, self._told, self._answered = attempt, 0, 0
+        self._attempt, self._sent, self._answered = attempt, 0, 0
 
     def step(
         self,
@@ -26,7 +26,7 @@ class Decisions:
         awaited: int,
         is_stopping: bool = False,
     ) -> None:
-        """Tell the tuner of a report, and ranks that they go on after it. Not collective.
+        """Send the tuner the number of a report, and ranks that they go on. Not collective.
 
         Without a tuner that decides they go on at once.
 
@@ -43,8 +43,8 @@ class Decisions:
         """
         if awaited <= self._answered:
             return
-        if tuner.decides and self._told < awaited and tuner.tell((self._attempt, awaited)):
-            self._told = awaited
+        if tuner.decides and self._sent < awaited and tuner.send_reported((self._attempt, awaited)):
+            self._sent = awaited
         decided = min(tuner.decided_on(self._attempt), awaited) if tuner.decides else awaited
         if decided > self._answered and not is_stopping:
             self._answered = decided

@@ -152,7 +152,7 @@ class Executor:
             note=self._run_record.note,
         )
         self._placed_nodes: tuple[str, ...] = ()
-        self._told_not_forked: set[str] = set()
+        self._noted_not_forked: set[str] = set()
 
     def run(self) -> bool:
         """Run until the run has ended, or goes on in another job.
@@ -424,8 +424,8 @@ class Executor:
         """Write down why ranks imported their modules themselves, each reason once in a run."""
         reasons = [] if self._fork_server is None else self._fork_server.take_reasons()
         for reason in reasons:
-            if reason not in self._told_not_forked:
-                self._told_not_forked.add(reason)
+            if reason not in self._noted_not_forked:
+                self._noted_not_forked.add(reason)
                 self._run_record.note("not-forked", reason=reason)
                 if self._run_config.verbose:
                     log(f"note: each rank imports its modules itself: {reason}")

@@ -1,8 +1,8 @@
 """A pair of sockets between a tuner and the executor of a trial on its host.
 
-The tuner lets the executor look for a stop request at once, and says up to which report it has
-decided. The executor says up to which report there are decisions to be made, and by closing its end
-that the run has ended. It wakes both: neither asks again and again.
+The tuner notifies the executor of a stop request, and sends up to which report it has decided. The
+executor sends up to which report decisions are due, and closes its end when the run has ended. Each
+message wakes the other side: neither polls.
 
 The executor's end is its standard input, which begins with a byte. A stop request itself is a file,
 as that of any run: an executor whose tuner has died looks for one every two seconds, and its ranks
@@ -61,15 +61,15 @@ class TunerEnd:
         self._socket, self.reported = end, (0, 0)
 
     def promise_decisions(self) -> None:
-        """Say that each report is decided on. Not collective."""
+        """Send that each report is decided on. Not collective."""
         self._send(_DECIDES)
 
     def decide(self, moment: Moment) -> None:
-        """Say that the trial goes on after a report. Not collective."""
+        """Send that the trial goes on after a report. Not collective."""
         self._send(_DECIDED + b" %d %d" % moment)
 
     def notify_of_stop(self) -> None:
-        """Let the executor look for a stop request now, if it still can. Not collective."""
+        """Send that there is a stop request, if the executor still runs. Not collective."""
         self._send(_STOP)
 
     def receive(self) -> None:
@@ -102,7 +102,7 @@ class TunerEnd:
 
 
 def await_news(ends: Collection[TunerEnd], timeout_s: float) -> list[TunerEnd]:
-    """Wait until an executor says something or closes its end, or the time is over.
+    """Wait until an executor has sent something or closed its end, or the time is over.
 
     Not collective. Returns the ends of those, also if they had closed before.
     """
@@ -138,8 +138,14 @@ class ExecutorEnd:
         """Return after which report of an attempt the trial goes on; 0 if none is decided on."""
         return self._decided[1] if self._decided[0] == attempt else 0
 
-    def tell(self, moment: Moment) -> bool:
-        """Tell the tuner of a report; return whether it has room for it. Not collective."""
+    def send_reported(self, moment: Moment) -> bool:
+        """Send up to which report decisions are due; return whether there was room. Not collective.
+
+        Parameters
+        ----------
+        moment
+            As `TunerEnd.reported`.
+        """
         if self._socket is None:
             return False
         message = _REPORTED + b" %d %d" % moment
@@ -186,7 +192,7 @@ class ExecutorEnd:
             self._end_watch()
 
     def close(self) -> None:
-        """Let the tuner look for the end of the run. Not collective."""
+        """Close the socket, which notifies the tuner of the end of the run. Not collective."""
         if self._socket is not None:
             self._end_watch()
             self._socket.close()

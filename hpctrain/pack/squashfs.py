@@ -165,7 +165,7 @@ def compile_members(members: Iterable[Member], places: Sequence[str]) -> Iterato
         if any(path.is_relative_to(folder) for folder in folders):
             content = _compile(member.source, member.name)
             if content is not None:
-                # Where the import system looks, whatever this process is told.
+                # cache_from_source() would follow the PYTHONPYCACHEPREFIX of this process.
                 name = f"{path.stem}.{sys.implementation.cache_tag}.pyc"
                 yield Member(name=f"{path.parent}/__pycache__/{name}", content=content)
 

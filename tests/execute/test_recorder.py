@@ -74,14 +74,14 @@ class FakeTuner:
     decides = True
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.reported: list[tuple[int, int]] = []
 
-    def tell(self, moment: tuple[int, int]) -> bool:
-        self.told.append(moment)
+    def send_reported(self, moment: tuple[int, int]) -> bool:
+        self.reported.append(moment)
         return True
 
     def decided_on(self, attempt: int) -> int:
-        return self.told[-1][1]
+        return self.reported[-1][1]
 
 
 class Broadcasts(list[tuple[str, dict[str, Any]]]):
@@ -445,7 +445,7 @@ def test_a_tuner_is_not_asked_about_the_report_that_meets_a_goal(
         recorder.record(make_round(number, {"accuracy": accuracy}), broadcasts)
         tracker.awaited = number
         recorder.answer(tracker, broadcasts)
-    assert [report for _, report in tuner.told] == [1]
+    assert [report for _, report in tuner.reported] == [1]
     assert recorder.decision.criterion is not None
 
 

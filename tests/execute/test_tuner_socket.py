@@ -48,14 +48,14 @@ def test_the_last_decision_counts_and_only_for_its_attempt(
     assert [executor.decided_on(attempt) for attempt in (1, 2, 3)] == [0, 4, 0]
 
 
-def test_what_an_executor_tells_ends_the_wait_of_its_tuner(
+def test_what_an_executor_sends_ends_the_wait_of_its_tuner(
     ends: tuple[TunerEnd, ExecutorEnd],
 ) -> None:
     tuner, executor = ends
     other = TunerEnd()
     assert await_news([tuner, other], 0.0) == []
-    assert executor.tell((1, 1))
-    assert executor.tell((1, 2))
+    assert executor.send_reported((1, 1))
+    assert executor.send_reported((1, 2))
     assert await_news([tuner, other], LONG_S) == [tuner]
     tuner.receive()
     assert tuner.reported == (1, 2)
@@ -69,12 +69,12 @@ def test_a_tuner_that_is_gone_decides_nothing(ends: tuple[TunerEnd, ExecutorEnd]
     tuner.close()
     assert [executor.was_notified() for _ in range(3)] == [True, False, False]
     assert not executor.decides
-    assert not executor.tell((1, 1))
+    assert not executor.send_reported((1, 1))
     tuner.notify_of_stop()
     assert not ExecutorEnd().was_notified()
 
 
-def test_an_executor_that_is_gone_is_told_nothing_and_no_error_is_raised(
+def test_an_executor_that_is_gone_is_sent_nothing_and_no_error_is_raised(
     ends: tuple[TunerEnd, ExecutorEnd],
 ) -> None:
     tuner, executor = ends
@@ -88,11 +88,11 @@ def test_an_executor_that_is_gone_is_told_nothing_and_no_error_is_raised(
     assert await_news([tuner], 0.0) == []
 
 
-def test_the_end_of_an_executor_is_seen_after_all_that_it_has_told(
+def test_the_end_of_an_executor_is_seen_after_all_that_it_has_sent(
     ends: tuple[TunerEnd, ExecutorEnd],
 ) -> None:
     tuner, executor = ends
-    executor.tell((1, 5))
+    executor.send_reported((1, 5))
     executor.close()
     assert await_news([tuner], LONG_S) == [tuner]
     tuner.receive()
@@ -101,13 +101,13 @@ def test_the_end_of_an_executor_is_seen_after_all_that_it_has_told(
 
 def test_one_that_reads_nothing_is_not_waited_for(ends: tuple[TunerEnd, ExecutorEnd]) -> None:
     tuner, executor = ends
-    told = 0
-    while executor.tell((1, told + 1)):
-        told += 1
+    sent = 0
+    while executor.send_reported((1, sent + 1)):
+        sent += 1
     tuner.receive()
-    assert tuner.reported == (1, told)
-    assert executor.tell((1, told + 1)), "there is room again"
-    while_full = 10 * told
+    assert tuner.reported == (1, sent)
+    assert executor.send_reported((1, sent + 1)), "there is room again"
+    while_full = 10 * sent
     for report in range(while_full):
         tuner.decide((1, report))
     assert tuner.is_open

@@ -46,8 +46,8 @@ class OptunaSearch(Searcher):
     sampler
         One of ``optuna.samplers``. None: ``TPESampler(seed=seed)``.
     study_name
-        Of the study in `storage`; None: ``optuna``. One that exists goes on: what other sweeps told
-        it is learned from, too.
+        Of the study in `storage`; None: ``optuna``. One that exists goes on: Optuna learns from the
+        trials of other sweeps in it, too.
     storage
         One of ``optuna.storages``, or an address such as ``sqlite:///study.db``. None: the study is
         kept in memory, and made anew from the ledger when the sweep is restored.
