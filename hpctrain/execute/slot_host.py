@@ -36,6 +36,7 @@ from hpctrain.execute.process import descendants, process_start_time
 from hpctrain.execute.slot_job import OF_RANKS, SlotJob
 from hpctrain.execute.slot_request import SECRET_BYTES, credentials, digest_variables
 from hpctrain.worker.forked import show_command
+from hpctrain.worker.parent_death import end_with
 
 MODULE = "hpctrain.execute.slot_host"
 PADDING = "-" * 4096
@@ -45,8 +46,8 @@ _BACKLOG = 64
 _TICK_S = 1.0
 _BUSY_TICK_S = 0.02
 _CLEANUPS = 20
-# man 2 prctl
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# man 2 PR_SET_CHILD_SUBREAPER
+_PR_SET_CHILD_SUBREAPER = 36
 # Python sets it itself in a C locale (PEP 538).
 _OF_PYTHON = ("LC_CTYPE",)
 
@@ -124,8 +125,9 @@ class SlotHost:
         for name in (*self._not_of_step, *asked["without"]):
             environment.pop(name, None)
         if asked["agent"]:
+            host = os.getpid()
             if job.fork(self._let_go):
-                _become_agent(asked, environment)
+                _become_agent(asked, environment, host=host)
             return
         forks = self._forks_for(asked, environment)
         job.execute(asked, environment, forks)
@@ -199,14 +201,16 @@ def _begin_of(pid: int) -> float:
     return process_start_time(pid) or 0
 
 
-def _become_agent(asked: Mapping[str, list[str]], environment: Mapping[str, str]) -> None:
+def _become_agent(
+    asked: Mapping[str, list[str]], environment: Mapping[str, str], *, host: int
+) -> None:
     """Be the agent of an executor in this fork, and end as it does."""
     from hpctrain.execute.agent import run_agent
 
     status = 1
     try:
         # It would speak for ranks of which nothing more is known.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with(host)
         environ.replace_environment(environment)
         os.chdir(str(asked["cwd"]))
         command = asked["command"]
