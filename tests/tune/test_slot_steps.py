@@ -376,12 +376,21 @@ tune.Tuner(
 """
 
 
-def test_no_step_outlives_a_killed_tuner_and_the_trials_that_it_has_begun(
-    virtual_slurm: VirtualCluster, tmp_path: Path
+def kill_tuner(
+    cluster: VirtualCluster, folder: Path, code: str, *, shared: str = "", nodes: int, trials: int
 ) -> None:
+    """Kill the tuner of a sweep with two ranks at work: their trials end, and then the steps.
+
+    Parameters
+    ----------
+    code, shared
+        That of the tuner, and that of its job too.
+    trials
+        How many the ranks are of.
+    """
     # The job goes on without the tuner.
-    code = f"{WHERE}\nimport subprocess\nif 'tuner' in sys.argv:\n" + "\n".join(
-        f"    {line}" for line in TUNER_KILLED.splitlines()
+    code = f"{WHERE}\nimport subprocess\n{shared}if 'tuner' in sys.argv:\n" + "\n".join(
+        f"    {line}" for line in code.splitlines()
     )
     code += (
         "\nelse:\n"
@@ -389,20 +398,26 @@ def test_no_step_outlives_a_killed_tuner_and_the_trials_that_it_has_begun(
         "    (FOLDER / 'killed').touch()\n"
         "    await_files('over', 1)\n"
     )
-    with sweeping(virtual_slurm, tmp_path, code, nodes=1) as process:
-        wait_until(lambda: len(found(tmp_path)) == 2, lambda: printed(tmp_path), process=process)
-        assert num_hosts(virtual_slurm) == 2
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        wait_until((tmp_path / "killed").exists, lambda: printed(tmp_path), process=process)
-        assert num_hosts(virtual_slurm) == 2, "trials go on"
-        (tmp_path / "go").touch()
-        wait_until(lambda: not processes(virtual_slurm), lambda: printed(tmp_path), process=process)
-        for number in range(2):
-            result = Result.from_path(tmp_path / "sweep" / f"trial_0000{number}")
+    with sweeping(cluster, folder, code, nodes=nodes) as process:
+        wait_until(lambda: len(found(folder)) == 2, lambda: printed(folder), process=process)
+        assert num_hosts(cluster) == 2
+        os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+        wait_until((folder / "killed").exists, lambda: printed(folder), process=process)
+        assert num_hosts(cluster) == 2, "trials go on"
+        (folder / "go").touch()
+        wait_until(lambda: not processes(cluster), lambda: printed(folder), process=process)
+        for number in range(trials):
+            result = Result.from_path(folder / "sweep" / f"trial_0000{number}")
             assert result.state == "finished"
             assert len(result.attempts) == 1
-        (tmp_path / "over").touch()
-        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+        (folder / "over").touch()
+        assert process.wait(TIMEOUT_S) == 0, printed(folder)
+
+
+def test_no_step_outlives_a_killed_tuner_and_the_trials_that_it_has_begun(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    kill_tuner(virtual_slurm, tmp_path, TUNER_KILLED, nodes=1, trials=2)
 
 
 SIGNALLED = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster
 from tests.tune.test_allocation import TIMEOUT_S, places, printed, record, sweeping
-from tests.tune.test_slot_steps import WHERE, found, num_hosts, processes, sweep
+from tests.tune.test_slot_steps import WHERE, found, kill_tuner, sweep
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -317,30 +315,7 @@ tuner(trainer(train, workers=2), [1, 2]).fit()
 def test_no_step_on_any_node_outlives_a_killed_tuner_and_the_trial_that_it_has_begun(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
-    # The job goes on without the tuner.
-    code = f"{WHERE}\nimport subprocess\n{ON_TWO_NODES}\nif 'tuner' in sys.argv:\n" + "\n".join(
-        f"    {line}" for line in TUNER_KILLED.splitlines()
-    )
-    code += (
-        "\nelse:\n"
-        "    subprocess.run([sys.executable, __file__, 'tuner'])\n"
-        "    (FOLDER / 'killed').touch()\n"
-        "    await_files('over', 1)\n"
-    )
-    with sweeping(virtual_slurm, tmp_path, code, nodes=2) as process:
-        wait_until(lambda: len(found(tmp_path)) == 2, lambda: printed(tmp_path), process=process)
-        assert num_hosts(virtual_slurm) == 2
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        wait_until((tmp_path / "killed").exists, lambda: printed(tmp_path), process=process)
-        assert num_hosts(virtual_slurm) == 2, "the trial goes on"
-        (tmp_path / "go").touch()
-        wait_until(lambda: not processes(virtual_slurm), lambda: printed(tmp_path), process=process)
-        (run,) = runs(tmp_path, 1)
-        result = Result.from_path(run)
-        assert result.state == "finished"
-        assert len(result.attempts) == 1
-        (tmp_path / "over").touch()
-        assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    kill_tuner(virtual_slurm, tmp_path, TUNER_KILLED, shared=ON_TWO_NODES, nodes=2, trials=1)
 
 
 NODE_LOST = """
