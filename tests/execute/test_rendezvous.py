@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,9 @@ class Waiting:
         return ""
 
 
-def test_a_node_that_goes_down_before_its_agent_has_come_ends_the_start():
-    """No silence shows it, and srun may wait for it for as long as a start may take."""
+def make_rendezvous(**lost: Any) -> Rendezvous:
     step: Any = Waiting()
-    answers = [[], ["node1"]]
-    rendezvous = Rendezvous(
+    return Rendezvous(
         lambda timeout_s: [],
         examine=lambda pids, silent: None,
         step=step,
@@ -49,34 +48,25 @@ def test_a_node_that_goes_down_before_its_agent_has_come_ends_the_start():
         size=1,
         stacks=Path("stacks"),
         health=Health(num_nodes=1),
-        find_down=lambda: answers.pop(0),
-        ask_after_s=0.0,
+        **lost,
     )
-    message = "node1 went down before the ranks had started"
+
+
+# No silence shows a node that goes down, and srun may wait for it for as long as a start may take.
+# What starts ranks in the step of a slot does not end with a node that goes silent.
+@pytest.mark.parametrize(
+    ("find", "options", "how"),
+    [("find_down", {"ask_after_s": 0.0}, "down"), ("find_silent", {}, "silent")],
+)
+def test_a_node_that_is_lost_before_its_ranks_have_joined_ends_the_start(
+    find: str, options: Mapping[str, float], how: str
+) -> None:
+    answers = [[], ["node1"]]
+    rendezvous = make_rendezvous(**{find: lambda: answers.pop(0)}, **options)
+    message = f"node1 went {how} before the ranks had started"
     with pytest.raises(LaunchError, match=message) as raised:
         rendezvous._await_ranks(60.0)
     # The next attempt finds that it cannot have the node.
-    assert raised.value.transient
-    assert answers == []
-
-
-def test_a_node_that_goes_silent_before_its_ranks_have_joined_ends_the_start():
-    """What starts ranks in the step of a slot does not end with the node."""
-    step: Any = Waiting()
-    answers = [[], ["node1"]]
-    rendezvous = Rendezvous(
-        lambda timeout_s: [],
-        examine=lambda pids, silent: None,
-        step=step,
-        agents=step,
-        size=1,
-        stacks=Path("stacks"),
-        health=Health(num_nodes=1),
-        find_silent=lambda: answers.pop(0),
-    )
-    message = "node1 went silent before the ranks had started"
-    with pytest.raises(LaunchError, match=message) as raised:
-        rendezvous._await_ranks(60.0)
     assert raised.value.transient
     assert answers == []
 
