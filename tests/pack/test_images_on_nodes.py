@@ -18,6 +18,7 @@ from tests.pack.mounts import add_program
 from tests.pack.test_packs_on_nodes import (
     TIMEOUT_S,
     begin,
+    check_rank,
     end,
     events,
     fit,
@@ -36,14 +37,9 @@ def check_ranks(
     shared = f"/dev/shm/hpctrain-packs-{os.geteuid()}/{image[1]['sha256'][:32]}"
     last_attempt, ranks = returned(done)
     assert last_attempt == attempt
-    for _, places, typer, parent, _ in ranks:
-        (root,) = {match[0] for match in re.finditer(rf"^{shared}/[0-9a-f]+", places[0])}
-        assert parent[:3] == [f"{root}/env/bin/python", "-m", "hpctrain.worker.fork_server"]
-        (prefix, executable, *modules), path = places[:4], places[4:]
-        assert (prefix, executable) == (f"{root}/env", f"{root}/env/bin/python")
-        assert all(module.startswith(f"{root}/env/") for module in modules)
-        assert not [place for place in path if "site-packages" in place and root not in place]
-        assert typer is None or typer.startswith(root) or "/env" not in typer
+    for rank in ranks:
+        (root,) = {match[0] for match in re.finditer(rf"^{shared}/[0-9a-f]+", rank[1][0])}
+        check_rank(rank, root)
     return ranks
 
 

@@ -151,6 +151,17 @@ def left_on(cluster: VirtualCluster, node: str) -> list[str]:
     return [name for name in listed if name.startswith("hpctrain-packs-")]
 
 
+def check_rank(rank: list[Any], root: str) -> None:
+    """Check that all that a rank imports is in a directory, and that its interpreter forks it."""
+    _, places, typer, parent, _ = rank
+    assert parent[:3] == [f"{root}/env/bin/python", "-m", "hpctrain.worker.fork_server"]
+    (prefix, executable, *modules), path = places[:4], places[4:]
+    assert (prefix, executable) == (f"{root}/env", f"{root}/env/bin/python")
+    assert all(module.startswith(f"{root}/env/") for module in modules)
+    assert not [place for place in path if "site-packages" in place and root not in place]
+    assert typer is None or typer.startswith(root) or "/env" not in typer
+
+
 def check_ranks(
     done: subprocess.CompletedProcess[str],
     packed: tuple[Path, dict[str, Any]],
@@ -161,13 +172,8 @@ def check_ranks(
     root = f"/dev/shm/hpctrain-packs-{os.geteuid()}/{packed[1]['sha256'][:32]}"
     last_attempt, ranks = returned(done)
     assert last_attempt == attempt
-    for _, places, typer, parent, _ in ranks:
-        assert parent[:3] == [f"{root}/env/bin/python", "-m", "hpctrain.worker.fork_server"]
-        (prefix, executable, *modules), path = places[:4], places[4:]
-        assert (prefix, executable) == (f"{root}/env", f"{root}/env/bin/python")
-        assert all(module.startswith(f"{root}/env/") for module in modules)
-        assert not [place for place in path if "site-packages" in place and root not in place]
-        assert typer is None or typer.startswith(root) or "/env" not in typer
+    for rank in ranks:
+        check_rank(rank, root)
 
 
 def test_all_that_ranks_import_is_on_their_nodes_and_the_file_is_read_once(
