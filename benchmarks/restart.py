@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +37,19 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
     if missing := missing_components(spec):
         print(f"restart: left out, this machine lacks {missing}", file=sys.stderr)
         return
-    samples: dict[str, list[Sample]] = {"restart": [], "cold start": []}
     # Sockets of Slurm have short paths.
     with (
         tempfile.TemporaryDirectory(prefix="hb-", dir="/tmp") as folder,
         VirtualCluster.start(spec, state_dir=Path(folder, "c")) as cluster,
     ):
-        for number in range(arguments.rounds + (arguments.rounds > 1)):
-            restart, cold = _run(cluster, arguments)
-            if arguments.say is not None:
-                arguments.say(
-                    f"restart round {number}: {restart.wall_s:.3f} s, cold {cold.wall_s:.3f} s"
-                )
-            # The first fills the page cache and writes bytecode.
-            if number > 0 or arguments.rounds == 1:
-                samples["restart"].append(restart)
-                samples["cold start"].append(cold)
         yield judge(
             f"restart {NUM_RANKS} ranks",
             "restart",
-            samples,
+            restart_rounds(arguments, "restart", lambda: _run(cluster, arguments)),
             [Goal(against="cold start", factor=factor) for factor in (FACTOR, AIM)],
             notes={"CPU": "of the ranks, from their birth to their first step"},
         )
-        samples = {"template warm": [], "cold start": []}
+        samples: dict[str, list[Sample]] = {"template warm": [], "cold start": []}
         for number in range(arguments.rounds + (arguments.rounds > 1)):
             trials, cold = _run_trials(cluster, arguments)
             if arguments.say is not None:
@@ -78,6 +67,32 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
             [Goal(against="cold start", factor=factor) for factor in (TRIAL_FACTOR, TRIAL_AIM)],
             notes={"CPU": "of the ranks alone; a server of forked ranks has the import"},
         )
+
+
+def restart_rounds(
+    arguments: Namespace, title: str, run: Callable[[], tuple[Sample, Sample]]
+) -> dict[str, list[Sample]]:
+    """Return the restart and the cold start of each round, but for the first of several.
+
+    Parameters
+    ----------
+    title
+        What is measured, in words.
+    run
+        Returns the two of a round.
+    """
+    samples: dict[str, list[Sample]] = {"restart": [], "cold start": []}
+    for number in range(arguments.rounds + (arguments.rounds > 1)):
+        restart, cold = run()
+        if arguments.say is not None:
+            arguments.say(
+                f"{title} round {number}: {restart.wall_s:.3f} s, cold {cold.wall_s:.3f} s"
+            )
+        # The first fills the page cache and writes bytecode.
+        if number > 0 or arguments.rounds == 1:
+            samples["restart"].append(restart)
+            samples["cold start"].append(cold)
+    return samples
 
 
 def _run(cluster: Any, arguments: Namespace) -> tuple[Sample, Sample]:

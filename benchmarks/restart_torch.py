@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, output_of
-from restart import first_step
+from restart import first_step, restart_rounds
 
 NUM_RANKS = 4
 FACTOR, AIM = 0.4, 0.25
@@ -21,22 +21,10 @@ TIMEOUT_S = 120.0
 
 
 def measure(arguments: Namespace) -> Iterator[Measured]:
-    samples: dict[str, list[Sample]] = {"restart": [], "cold start": []}
-    for number in range(arguments.rounds + (arguments.rounds > 1)):
-        restart, cold = _run(arguments.tree)
-        if arguments.say is not None:
-            arguments.say(
-                f"restart with torch round {number}: {restart.wall_s:.3f} s, "
-                f"cold {cold.wall_s:.3f} s"
-            )
-        # The first fills the page cache and writes bytecode.
-        if number > 0 or arguments.rounds == 1:
-            samples["restart"].append(restart)
-            samples["cold start"].append(cold)
     yield judge(
         f"torch restart {NUM_RANKS} ranks",
         "restart",
-        samples,
+        restart_rounds(arguments, "restart with torch", lambda: _run(arguments.tree)),
         [Goal(against="cold start", factor=factor) for factor in (FACTOR, AIM)],
         notes={"CPU": "of the ranks alone; the fork server has the import"},
     )
