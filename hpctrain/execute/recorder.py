@@ -21,8 +21,8 @@ from hpctrain.errors import (
 from hpctrain.execute.asked_validations import warn_of_validations
 from hpctrain.execute.attempt_files import remove_return_value, write_failures, write_return_value
 from hpctrain.execute.attempt_start import AttemptStart, choose_checkpoint
+from hpctrain.execute.awaited_reports import AwaitedReports
 from hpctrain.execute.callback_calls import CallbackCalls
-from hpctrain.execute.decisions import Decisions
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.expected_metrics import ExpectedMetrics
 from hpctrain.execute.explain import name_next_step
@@ -93,7 +93,7 @@ class Recorder:
         self._requests = RankRequests(
             self.run_record, self.checkpoints, max_writers=run_config.sync_config.max_writers
         )
-        self._decisions = Decisions()
+        self._awaited_reports = AwaitedReports()
 
     @property
     def stop(self) -> StopNotice | None:
@@ -172,7 +172,7 @@ class Recorder:
             first_report=start.first_report, seconds_before=run_record.attempt_seconds
         )
         self._requests.begin_attempt()
-        self._decisions.begin_attempt(start.attempt)
+        self._awaited_reports.begin_attempt(start.attempt)
         self.loop_waits = LoopWaits(run_record.most_reports)
         run_record.advance(
             RunEvent.STARTED,
@@ -248,7 +248,7 @@ class Recorder:
         self._requests.answer(tracker, broadcast, recorded=self._recorded)
         if self.decision.criterion is None:
             # A trial that meets its stop criterion ends with that: nothing is left to decide.
-            self._decisions.step(
+            self._awaited_reports.step(
                 self.tuner,
                 broadcast,
                 awaited=min(tracker.awaited, self._recorded),

@@ -1,4 +1,4 @@
-"""`Decisions`: lets ranks report again once a tuner has decided on their last report."""
+"""`AwaitedReports`: lets ranks go on after a report that awaits the decision of a tuner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hpctrain.execute.tuner_socket import ExecutorEnd
 
 
-class Decisions:
+class AwaitedReports:
     """What ranks of one attempt wait for after a report, if they are those of a trial."""
 
     def __init__(self) -> None:

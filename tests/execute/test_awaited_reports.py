@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.execute.decisions import Decisions
+from hpctrain.execute.awaited_reports import AwaitedReports
 from hpctrain.execute.tuner_socket import ExecutorEnd, TunerEnd, make_pair
 
 ATTEMPT = 3
@@ -21,8 +21,8 @@ class Executor:
         ours, its = make_pair()
         self.of_tuner, self.tuner = TunerEnd(), ExecutorEnd(its.detach())
         self.of_tuner.keep(ours)
-        self.decisions = Decisions()
-        self.decisions.begin_attempt(ATTEMPT)
+        self.awaited_reports = AwaitedReports()
+        self.awaited_reports.begin_attempt(ATTEMPT)
         self.let_on: list[int] = []
 
     def broadcast(self, op: str, **details: Any) -> None:
@@ -31,7 +31,9 @@ class Executor:
 
     def step(self, awaited: int, *, is_stopping: bool = False) -> list[int]:
         self.tuner.receive()
-        self.decisions.step(self.tuner, self.broadcast, awaited=awaited, is_stopping=is_stopping)
+        self.awaited_reports.step(
+            self.tuner, self.broadcast, awaited=awaited, is_stopping=is_stopping
+        )
         self.of_tuner.receive()
         return self.let_on
 
@@ -96,7 +98,7 @@ def test_the_ranks_of_another_attempt_wait_anew(executor: Executor) -> None:
     executor.of_tuner.promise_decisions()
     executor.of_tuner.decide((ATTEMPT, 5))
     assert executor.step(5) == [5]
-    executor.decisions.begin_attempt(ATTEMPT + 1)
+    executor.awaited_reports.begin_attempt(ATTEMPT + 1)
     assert executor.step(3) == [5]
     assert executor.of_tuner.reported == (ATTEMPT + 1, 3)
     executor.of_tuner.decide((ATTEMPT + 1, 3))
