@@ -21,6 +21,7 @@ from hpctrain.execute.failure_policy import Decision, classify_failure, decide, 
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.initial_status import initial_status
+from hpctrain.execute.mpi_choice import MpiChoice
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.preemption import Preemption
@@ -29,7 +30,7 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.slow_node_policy import SlowNodePolicy
-from hpctrain.execute.step_launcher import explain_wrong_pmi, find_mpiexec, other_mpi
+from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
 from hpctrain.execute.usable_nodes import NodeSource
@@ -37,7 +38,6 @@ from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.states import RunEvent
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hpctrain.execute.node_environment import Brought
     from hpctrain.execute.slot_nodes import SlotNodes
     from hpctrain.execute.slow_nodes import SlowNode
-
-_OUTPUT_BYTES = 2**20
 
 
 class Executor:
@@ -94,13 +92,13 @@ class Executor:
         self._resume_from = resume_from
         self._fork_server = fork_server
         self._first_steps = first_steps
-        self._mpi = plan.mpi
         self._container = None
         if plan.container is not None:
             from hpctrain.execute.rank_container import RankContainer
 
             gpus = plan.placement.gpus_per_task
             self._container = RankContainer(plan.container, run_dir=paths.root, num_gpus=gpus)
+        self._mpi = MpiChoice(plan, container=self._container)
         self._node_environment = None
         if plan.environment_pack is not None:
             from hpctrain.execute.node_environment import NodeEnvironment
@@ -287,7 +285,8 @@ class Executor:
 
     def _decide_on(self, error: LaunchError | TrainingFailedError) -> None:
         """Return if the ranks are to be started again, else raise."""
-        if isinstance(error, LaunchError) and (reason := self._explain_wrong_pmi()):
+        printed = self._paths.launcher_log(self._run_record.status.attempt)
+        if isinstance(error, LaunchError) and (reason := self._mpi.explain_wrong_pmi(printed)):
             raise LaunchError(f"{error}\n{reason}") from error
         if isinstance(error, LaunchError) and self._fork_server is not None:
             self._fork_server.note_failed_start()
@@ -307,28 +306,11 @@ class Executor:
                 error.args = (f"{error}\n{decision.reason}",)
             raise error
         if isinstance(error, LaunchError) and not can_leave_out and self._plan.in_job:
-            # Those of a slot have the wheel's mpiexec, whatever the plan says.
-            self._mpi = self._plan.mpi if self._agents.failed_in_slot else self._other_mpi()
-        self._note_restart(describe_cause(error), decision, after=str(error)[:400], mpi=self._mpi)
+            self._mpi.note_failed_start(in_slot=self._agents.failed_in_slot)
+        self._note_restart(
+            describe_cause(error), decision, after=str(error)[:400], mpi=self._mpi.name
+        )
         time.sleep(decision.delay_s)
-
-    def _other_mpi(self) -> str:
-        if self._container is not None and self._container.is_entered_by_srun:
-            return self._plan.mpi
-        if self._plan.is_slice and self._plan.placement.gpus_per_task:
-            # The srun of an mpiexec would give it the GPUs of other runs.
-            return self._plan.mpi
-        return other_mpi(self._plan.mpi, tried=self._mpi)
-
-    def _explain_wrong_pmi(self) -> str:
-        # Complete only when srun has ended: srun forwards the output of ranks with a delay.
-        log = self._paths.launcher_log(self._run_record.status.attempt)
-        try:
-            output = read_end(log, _OUTPUT_BYTES).decode(errors="replace")
-        except OSError:
-            return ""
-        library = None if self._container is None else self._container.library
-        return explain_wrong_pmi(self._mpi, output=output, library=library)
 
     def _run_attempt(self) -> None:
         recorder = self.recorder
@@ -348,7 +330,7 @@ class Executor:
             idle_nodes=idle_nodes,
             in_allocation=self._plan.has_agents,
             agents=self._agents,
-            mpi=self._mpi,
+            mpi=self._mpi.name,
             srun_args=self._plan.srun_args,
             is_slice=self._plan.is_slice,
             container=self._container,
@@ -374,7 +356,7 @@ class Executor:
             finally:
                 self._run_record.note_health(group.health.verdict())
                 self._note_not_forked()
-            self._mpi = self._plan.mpi
+            self._mpi.note_joined()
             self._run_record.advance(
                 RunEvent.JOINED,
                 world_size=len(group),

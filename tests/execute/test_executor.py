@@ -12,7 +12,7 @@ import pytest
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.config import FailureConfig, RunConfig
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerError
-from hpctrain.execute import attempt_executor, executor
+from hpctrain.execute import attempt_executor, executor, mpi_choice
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
@@ -215,7 +215,7 @@ def test_ranks_that_did_not_start_in_the_step_of_a_slot_start_as_if_there_had_be
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By srun: with our mpiexec, as in the slot, they would share CPUs with other trials."""
-    monkeypatch.setattr(executor, "other_mpi", lambda mpi, *, tried: "wheel")
+    monkeypatch.setattr(mpi_choice, "other_mpi", lambda mpi, *, tried: "wheel")
 
     def fail_in_slot(ranks: FakeGroup) -> None:
         ranks.agents.give_slot_up("no slots")
