@@ -30,19 +30,18 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.slow_node_policy import SlowNodePolicy
+from hpctrain.execute.start_notes import StartNotes
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
 from hpctrain.execute.usable_nodes import NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
-from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunEvent
 
 if TYPE_CHECKING:
     from hpctrain.execute.first_steps import FirstSteps
-    from hpctrain.execute.node_environment import Brought
     from hpctrain.execute.slot_nodes import SlotNodes
     from hpctrain.execute.slow_nodes import SlowNode
 
@@ -150,7 +149,9 @@ class Executor:
             note=self._run_record.note,
         )
         self._placed_nodes: tuple[str, ...] = ()
-        self._noted_not_forked: set[str] = set()
+        self._start_notes = StartNotes(
+            self._run_record.note, pack=plan.environment_pack, is_verbose=bool(run_config.verbose)
+        )
 
     def run(self) -> bool:
         """Run until the run has ended, or goes on in another job.
@@ -335,7 +336,7 @@ class Executor:
             is_slice=self._plan.is_slice,
             container=self._container,
             node_environment=self._node_environment,
-            note=self._note_brought,
+            note=self._start_notes.take_brought,
             fork_server=self._fork_server,
             begun=begun,
             environment=self._plan.environment,
@@ -355,7 +356,8 @@ class Executor:
                 group.start(self._run_config.failure_config.start_timeout_s)
             finally:
                 self._run_record.note_health(group.health.verdict())
-                self._note_not_forked()
+                if self._fork_server is not None:
+                    self._start_notes.take_not_forked(self._fork_server.take_reasons())
             self._mpi.note_joined()
             self._run_record.advance(
                 RunEvent.JOINED,
@@ -380,37 +382,6 @@ class Executor:
             recorder.checkpoints.clear()
             recorder.keep_failures(attempt.tracker.failures.values())
             recorder.end_attempt(error=error, reports=attempt.tracker.reports)
-
-    def _note_brought(self, brought: Brought) -> None:
-        """Write down how nodes got the packed environment."""
-        pack = self._plan.environment_pack
-        assert pack is not None
-        details = {"nodes": list(brought.nodes), "by": brought.by, "reading": list(brought.reading)}
-        self._run_record.note(
-            "environment-unpacked",
-            **details,
-            reason=brought.why,
-            unmounted=dict(brought.unmounted),
-            seconds=round(brought.seconds, 3),
-            sha256=pack.sha256,
-        )
-        if brought.why:
-            log(
-                f"note: sbcast could not copy {pack.path} to the nodes, so each of them read it: "
-                f"{brought.why}"
-            )
-        for nodes, reason in brought.unmounted_by_reason():
-            log(f"note: {nodes} cannot mount {pack.path}, and unpacked it: {reason}")
-
-    def _note_not_forked(self) -> None:
-        """Write down why ranks imported their modules themselves, each reason once in a run."""
-        reasons = [] if self._fork_server is None else self._fork_server.take_reasons()
-        for reason in reasons:
-            if reason not in self._noted_not_forked:
-                self._noted_not_forked.add(reason)
-                self._run_record.note("not-forked", reason=reason)
-                if self._run_config.verbose:
-                    log(f"note: each rank imports its modules itself: {reason}")
 
     def _watch(self, attempt: AttemptExecutor, group: WorkerGroup) -> None:
         ranks_of: dict[str, list[int]] = {}

@@ -1,0 +1,83 @@
+"""What the ledger and the log have on how ranks got to their modules."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from hpctrain.execute.node_environment import Brought
+from hpctrain.execute.start_notes import StartNotes
+
+EVERYWHERE = Brought(
+    nodes=("a1", "a2", "b"), by="sbcast", reading=(), why="", unmounted={}, seconds=1.23456
+)
+
+
+class Ledger(list[dict[str, Any]]):
+    def note(self, event: str, **details: Any) -> None:
+        self.append({"event": event, **details})
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+def make_notes(ledger: Ledger, *, is_verbose: bool = True) -> StartNotes:
+    pack: Any = Mock(path="/packs/env", sha256="12ab")
+    return StartNotes(ledger.note, pack=pack, is_verbose=is_verbose)
+
+
+def test_a_pack_that_came_to_all_nodes_is_written_down_and_not_logged(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_notes(ledger).take_brought(EVERYWHERE)
+    assert ledger == [
+        {
+            "event": "environment-unpacked",
+            "nodes": ["a1", "a2", "b"],
+            "by": "sbcast",
+            "reading": [],
+            "reason": "",
+            "unmounted": {},
+            "seconds": 1.235,
+            "sha256": "12ab",
+        }
+    ]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_sbcast_could_not_copy_and_nodes_could_not_mount_is_logged(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brought = Brought(
+        nodes=("a1", "a2", "b"),
+        by="read",
+        reading=("a1", "a2", "b"),
+        why="no space",
+        unmounted={"a1": "no fuse", "a2": "no fuse"},
+        seconds=1.0,
+    )
+    make_notes(ledger).take_brought(brought)
+    assert ledger[0]["unmounted"] == {"a1": "no fuse", "a2": "no fuse"}
+    assert capsys.readouterr().err.splitlines() == [
+        "hpctrain: note: sbcast could not copy /packs/env to the nodes, so each of them read it: "
+        "no space",
+        "hpctrain: note: a[1-2] cannot mount /packs/env, and unpacked it: no fuse",
+    ]
+
+
+@pytest.mark.parametrize("is_verbose", [True, False])
+def test_each_reason_why_ranks_are_not_forked_is_written_down_once(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str], is_verbose: bool
+) -> None:
+    notes = make_notes(ledger, is_verbose=is_verbose)
+    for reasons in (["a thread"], [], ["a thread", "a GPU"]):
+        notes.take_not_forked(reasons)
+    assert ledger == [
+        {"event": "not-forked", "reason": "a thread"},
+        {"event": "not-forked", "reason": "a GPU"},
+    ]
+    assert len(capsys.readouterr().err.splitlines()) == 2 * is_verbose
