@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain import environ, timeouts
+from hpctrain import timeouts
 from hpctrain.config import RunConfig
 from hpctrain.errors import (
     LaunchError,
@@ -18,12 +18,10 @@ from hpctrain.errors import (
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
-from hpctrain.execute.health import bad_nodes
-from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.mpi_choice import MpiChoice
 from hpctrain.execute.node_agents import NodeAgents
-from hpctrain.execute.node_pool import NodePool
+from hpctrain.execute.node_pool import make_node_pool
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.rank_forks import RankForks
 from hpctrain.execute.recorder import Recorder
@@ -34,7 +32,6 @@ from hpctrain.execute.start_notes import StartNotes
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
-from hpctrain.execute.usable_nodes import NodeSource
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.paths import RunPaths
@@ -127,22 +124,7 @@ class Executor:
             if first_steps is None
             else first_steps.agents
         )
-        job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
-        leaves_out = job_id is not None and plan.job_nodes.survives_loss
-        source: NodeSource | None = None
-        if job_id is not None:
-            from hpctrain.slurm.nodes import SlurmNodes
-
-            source = SlurmNodes(job_id, only=plan.node_slots if plan.is_slice else ())
-        if mpiexec is not None:
-            source = HostNodes(tuple(plan.node_slots), mpiexec)
-        self._node_pool = NodePool(
-            plan,
-            source=source,
-            note=self._run_record.note,
-            bad=bad_nodes(paths, job_id=job_id) if leaves_out else None,
-        )
-
+        self._node_pool = make_node_pool(plan, paths, mpiexec=mpiexec, note=self._run_record.note)
         self._slow_node_policy = SlowNodePolicy(
             run_config.failure_config.slow_node_factor,
             why_kept=lambda slow: self._node_pool.why_kept(self._name_in_job(slow)),

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from hpctrain import environ
 from hpctrain.errors import LaunchError, NodeLostError
+from hpctrain.execute.health import bad_nodes
+from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.usable_nodes import NodeSource, UsableNodes
 from hpctrain.execute.worker_group import WorkerGroup
-from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.resources import Placement, place_on_nodes
-from hpctrain.slurm.nodes import allocated_hosts
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm.nodes import SlurmNodes, allocated_hosts
 
 
 class NodePool:
@@ -190,3 +194,30 @@ class NodePool:
             f"{sum(slots.values())} workers, and the run needs {job_nodes.min_workers} ({lost}). "
             f"fit() with the same name resumes it in another job.{way_out}"
         )
+
+
+def make_node_pool(
+    plan: LaunchPlan, paths: RunPaths, *, mpiexec: StepLauncher | None, note: Callable[..., None]
+) -> NodePool:
+    """Return the nodes of the job or hostfile that this process is in. Not collective.
+
+    Parameters
+    ----------
+    plan
+        On what the run runs.
+    paths
+        The run directory.
+    mpiexec
+        What starts processes on the hosts of a file; None elsewhere.
+    note
+        Writes an event into the ledger.
+    """
+    job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
+    source: NodeSource | None = None
+    if mpiexec is not None:
+        source = HostNodes(tuple(plan.node_slots), mpiexec)
+    elif job_id is not None:
+        source = SlurmNodes(job_id, only=plan.node_slots if plan.is_slice else ())
+    leaves_out = job_id is not None and plan.job_nodes.survives_loss
+    bad = bad_nodes(paths, job_id=job_id) if leaves_out else None
+    return NodePool(plan, source=source, note=note, bad=bad)
