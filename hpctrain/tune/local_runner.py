@@ -11,7 +11,6 @@ from typing import Any
 
 from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.execute.tuner_socket import Moment, TunerEnd, await_news
 from hpctrain.launch.background import RunSlot
 from hpctrain.launch.cancel import end_process, record_end, request_stop
 from hpctrain.launch.executor_template import ExecutorTemplate
@@ -35,6 +34,7 @@ from hpctrain.tune.rank_templates import RankTemplates
 from hpctrain.tune.runner import End, Look, Report, Saved
 from hpctrain.tune.slots import Need, need_of
 from hpctrain.tune.trial import Origin, Transfer, Trial
+from hpctrain.tune.trial_executors import TrialExecutors
 from hpctrain.tune.trial_progress import find_saved, make_report
 from hpctrain.tune.watch import Watch, end_of
 
@@ -72,16 +72,14 @@ class LocalRunner:
         self._changes = CodeChanges(run_of)
         self._template = ExecutorTemplate()
         self._rank_templates = RankTemplates()
-        self._executors: dict[str, TunerEnd] = {}
+        self._executors = TrialExecutors()
         self._decides = decides
-        self._with_news: set[str] = set()
 
     def close(self) -> None:
         """Start no more trials. Not collective. Those that were begun go on."""
         self._template.close()
         self._rank_templates.close()
-        for executor in self._executors.values():
-            executor.close()
+        self._executors.close()
 
     def need_of(self, trial: Trial) -> Need:
         """Return what the workers of a trial need. Not collective."""
@@ -202,9 +200,8 @@ class LocalRunner:
         watch, now = self._watch(trial), time.monotonic()
         if self._decides:
             # Most of the time it is another one that has reported.
-            if trial.trial_id not in self._with_news and now < watch.look_at:
+            if not self._executors.take_news(trial.trial_id) and now < watch.look_at:
                 return Look()
-            self._with_news.discard(trial.trial_id)
             watch.look_at = now + _LOOK_WITHOUT_NEWS_S
         # Before the reports: what a run that is over has reported is complete.
         status = read_status(watch.paths)
@@ -214,7 +211,8 @@ class LocalRunner:
             is_over, status = after.state.is_final, after
             has_died = not is_over
         watch.status = status
-        until = None if is_over or has_died else self._reported_by(trial)
+        is_decided_on = self._decides and not is_over and not has_died
+        until = self._executors.reported_by(trial.trial_id) if is_decided_on else None
         lines = watch.take_lines(until)
         reports = [make_report(trial, watch.clock, line) for line in lines]
         if status is None:
@@ -222,7 +220,7 @@ class LocalRunner:
         watch.has_begun = True
         if not is_over and not has_died:
             return Look(reports=reports)
-        self._let_go(trial)
+        self._executors.let_go(trial.trial_id)
         end = self._explain_death(watch, status) if has_died else end_of(status)
         if (end.was_stopped or has_died) and self._is_stopped_for_good(watch.paths):
             end = End(failed=False, was_stopped=True, is_for_good=True, reason=REASON)
@@ -234,21 +232,15 @@ class LocalRunner:
 
         Not collective.
         """
-        found = await_news(self._executors.values(), timeout_s)
-        for trial_id in [name for name, executor in self._executors.items() if executor in found]:
-            self._with_news.add(trial_id)
-            self._executors[trial_id].receive()
-            if not self._executors[trial_id].is_open:
-                del self._executors[trial_id]
+        self._executors.wait(timeout_s)
 
     def let_go_on(self, trial: Trial, report: Report) -> None:
         """Let the run of a trial begin its next report after one. Not collective.
 
         One that an earlier tuner has begun does not wait.
         """
-        executor = self._executors.get(trial.trial_id)
-        if self._decides and executor is not None:
-            executor.decide((report.attempt, report.number))
+        if self._decides:
+            self._executors.decide(trial.trial_id, (report.attempt, report.number))
 
     def find_saved(self, trial: Trial) -> Saved | None:
         """Return the newest committed checkpoint of a trial; None if there is none yet.
@@ -303,8 +295,7 @@ class LocalRunner:
             log(f"warning: cannot ask {paths.root} to stop: {error.strerror}.")
             return
         # One that an earlier tuner has begun looks for the request by itself.
-        if (executor := self._executors.get(trial.trial_id)) is not None:
-            executor.notify_of_stop()
+        self._executors.notify_of_stop(trial.trial_id)
 
     def end(self, trial: Trial) -> None:
         """End the executor of a trial. Not collective."""
@@ -326,8 +317,7 @@ class LocalRunner:
         gpus = trial.slot.gpus
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         # What is in the way is of this sweep, whatever HPCTRAIN_EXISTING says of the sweep itself.
-        self._let_go(trial)
-        executor = self._executors[trial.trial_id] = TunerEnd()
+        executor = self._executors.begin(trial.trial_id)
         try:
             slot = RunSlot(
                 variables=variables,
@@ -342,24 +332,12 @@ class LocalRunner:
             self._withdraw(trial)
             raise
 
-    def _reported_by(self, trial: Trial) -> Moment | None:
-        """Return up to which report decisions on a trial are due; None for all that there are."""
-        executor = self._executors.get(trial.trial_id)
-        if not self._decides or executor is None or not executor.is_open:
-            return None
-        return executor.reported
-
     def _offer(self, trial: Trial, submission: Submission, variables: Mapping[str, str]) -> str:
         """Return by what the ranks of a trial begin without imports; empty without that."""
         return self._rank_templates.offer(submission, variables)
 
     def _withdraw(self, trial: Trial) -> None:
         """Take back what was offered to a trial that cannot begin."""
-
-    def _let_go(self, trial: Trial) -> None:
-        """Close the socket to the executor of a trial, if there is one."""
-        if (executor := self._executors.pop(trial.trial_id, None)) is not None:
-            executor.close()
 
     def _job_name(self, trial: Trial) -> str | None:
         """Return the name of the job of a trial; None where it has none."""
