@@ -17,8 +17,9 @@ from hpctrain.control.proof import Credentials
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.step_launcher import launcher_variables
-from hpctrain.plan.argv import agent_argv, agent_step_argv, host_agents_argv
+from hpctrain.plan.argv import agent_step_argv, host_agents_argv
 from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.process_argv import agent_argv
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
 

@@ -10,14 +10,9 @@ from hpctrain import environ
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_variables
 from hpctrain.execute.step_launcher import launcher_variables
-from hpctrain.plan.argv import (
-    GPU_VARIABLES,
-    MEMORY_VARIABLES,
-    STEP_VARIABLES,
-    worker_argv,
-    worker_step_argv,
-)
+from hpctrain.plan.argv import GPU_VARIABLES, MEMORY_VARIABLES, STEP_VARIABLES, worker_step_argv
 from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.process_argv import worker_argv
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.threads import thread_variables

@@ -20,7 +20,7 @@ from hpctrain.execute.validation_end import (
     task_timeout_s,
 )
 from hpctrain.own_time import Deadline
-from hpctrain.plan.argv import validation_argv
+from hpctrain.plan.process_argv import validation_argv
 from hpctrain.plan.spec import ValidationSpec
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.manifest import Manifest

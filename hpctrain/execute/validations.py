@@ -20,7 +20,7 @@ from hpctrain.execute.validation_end import RunningValidation, ValidationEnd, ta
 from hpctrain.execute.validation_process import ValidationProcess
 from hpctrain.log import log
 from hpctrain.own_time import Deadline
-from hpctrain.plan.argv import validation_argv
+from hpctrain.plan.process_argv import validation_argv
 from hpctrain.plan.spec import RunSpec, ValidationJob, ValidationSpec
 from hpctrain.rundir.manifest import DamagedManifestError, Manifest, read_manifest
 from hpctrain.rundir.trust import digest_spec, read_spec

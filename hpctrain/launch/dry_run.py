@@ -11,17 +11,12 @@ from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.launch.request import Submission
 from hpctrain.launch.storage import check_storage
 from hpctrain.pack.header import SQUASHFS
-from hpctrain.plan.argv import (
-    agent_argv,
-    agent_step_argv,
-    host_agents_argv,
-    worker_argv,
-    worker_step_argv,
-)
+from hpctrain.plan.argv import agent_step_argv, host_agents_argv, worker_step_argv
 from hpctrain.plan.container import GpuVendor, enter_container
 from hpctrain.plan.environment_pack import unpacked_at
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.layout import describe_counts
+from hpctrain.plan.process_argv import agent_argv, worker_argv
 from hpctrain.plan.sbatch import option_words
 
 

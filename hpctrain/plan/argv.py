@@ -1,4 +1,4 @@
-"""The command lines that start agents and ranks."""
+"""The command lines of srun and mpiexec, which start agents and ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
-from hpctrain.plan.visibility import checked_argv
 
 # Options of the job that srun takes from the environment, and that contradict --gres=none.
 # With SLURM_GPUS_PER_NODE the step is refused ("Invalid Trackable RESource (TRES) specification"),
@@ -50,79 +49,6 @@ _KEEP_RANKS = "-disable-auto-cleanup"
 # Each step has CPUs of its own, and srun waits for them while another step is still ending. Steps
 # that overlap are all bound to the first CPUs of a node.
 _OWN_CPUS = ("--exact", _EXPORT)
-AGENT_MODULE = "hpctrain.execute.agent"
-
-
-def worker_argv(
-    python: str, *, run_dir: str, attempt: int, world_size: int, socket: str, log_to_file: bool
-) -> list[str]:
-    """Return the command of one rank. Not collective."""
-    argv = [python, "-m", "hpctrain.worker.main", run_dir, str(attempt), str(world_size), socket]
-    return argv if log_to_file else [*argv, "--inherit-output"]
-
-
-def supervisor_argv(python: str, *, run_dir: str, spec_digest: str | None) -> list[str]:
-    """Return the command of the executor's supervisor in a job. Not collective."""
-    argv = [python, "-u", "-m", "hpctrain.execute.supervisor", run_dir]
-    return argv if spec_digest is None else [*argv, spec_digest]
-
-
-def validation_argv(
-    python: str, *, run_dir: str, checkpoint: str, result: str, spec_digest: str, executor: int
-) -> list[str]:
-    """Return the command of a validation.
-
-    Not collective.
-
-    Parameters
-    ----------
-    checkpoint
-        Name of the checkpoint.
-    result
-        File that gets the metrics.
-    spec_digest
-        Digest of ``spec.pkl``.
-    executor
-        Process with whose end it ends too; 0 in a separate job.
-    """
-    argv = [python, "-m", "hpctrain.worker.validate", run_dir, checkpoint, result, spec_digest]
-    return [*argv, str(executor)]
-
-
-def agent_argv(
-    python: str,
-    *,
-    cwd: str | None,
-    attempt: int,
-    socket: str,
-    secret: str,
-    addresses: Sequence[str],
-    lease_s: float | None = None,
-    hosts: Sequence[str] = (),
-    in_tree: bool = False,
-) -> list[str]:
-    """Return the command of a node's agent.
-
-    Not collective.
-
-    Parameters
-    ----------
-    cwd
-        The working directory of the run, which every node must see. None does not look.
-    lease_s
-        For an agent with a lease on the executor, which continues the run when the executor's node
-        is lost: seconds after which the lease lapses.
-    hosts
-        For agents that mpiexec starts: the names by which the nodes are known, in its order.
-    in_tree
-        Whether agents relay for others, so that the executor need not have a connection to each.
-    """
-    lease = [] if lease_s is None else [f"--lease={lease_s:g}"]
-    named = [f"--hosts={','.join(hosts)}"] if hosts else []
-    agent = [python, "-m", AGENT_MODULE, str(attempt), socket, secret]
-    relays = ["--tree"] if in_tree else []
-    argv = [*agent, *lease, *named, *relays, *addresses]
-    return argv if cwd is None else checked_argv(argv, cwd=cwd)
 
 
 def slot_step_argv(

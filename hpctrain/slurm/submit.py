@@ -13,8 +13,8 @@ from typing import Any
 from hpctrain import environ, timeouts
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.plan.argv import supervisor_argv
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.process_argv import supervisor_argv
 from hpctrain.plan.sbatch import escape_directives, option_words
 from hpctrain.plan.sbatch_options import hidden_variables
 from hpctrain.plan.visibility import process_checks, run_directory_check

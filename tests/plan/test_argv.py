@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 
 from hpctrain.plan.argv import (
-    agent_argv,
     agent_step_argv,
     host_agents_argv,
     slice_srun_args,
     slot_ranks_argv,
     slot_step_argv,
-    worker_argv,
     worker_step_argv,
 )
 from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.process_argv import agent_argv, worker_argv
 from hpctrain.plan.resources import Placement
 
 PLACEMENT = Placement(
@@ -197,18 +196,6 @@ def test_agents_of_a_run_that_goes_on_without_a_node(golden):
     command = command_of_an_agent("10.0.0.1:4711", lease_s=30.0)
     argv = agent_step_argv(CHOSEN, command, idle_nodes=["gpu4"], survives_loss=True)
     golden("argv/agents-of-chosen-and-idle-nodes.txt", lines(argv))
-
-
-def test_agents_that_relay_for_others_are_told_so_before_the_addresses():
-    command = command_of_an_agent("10.0.0.1:4711", hosts=["gpu1", "gpu3"], in_tree=True)
-    assert command[-3:] == ["--hosts=gpu1,gpu3", "--tree", "10.0.0.1:4711"]
-
-
-def test_a_rank_without_a_log_file_keeps_its_output():
-    argv = worker_argv(
-        "python", run_dir="/r", attempt=1, world_size=2, socket="s", log_to_file=False
-    )
-    assert argv[-1] == "--inherit-output"
 
 
 def test_agents_hold_no_gpus_and_the_secret_itself_is_not_in_their_command():

@@ -7,9 +7,10 @@ import pytest
 
 from hpctrain import Container
 from hpctrain.container import RUNTIMES as NAMES
-from hpctrain.plan.argv import container_test_argv, worker_argv, worker_step_argv
+from hpctrain.plan.argv import container_test_argv, worker_step_argv
 from hpctrain.plan.container import RUNTIMES, enter_container, image_path
 from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.process_argv import worker_argv
 from hpctrain.plan.resources import Placement
 
 IMAGES = {
