@@ -40,6 +40,18 @@ OF_EVERY_RANK = (
 T = TypeVar("T")
 
 
+def modules_of_trials(settings: spec.RankSettings) -> tuple[str, ...]:
+    """Return what a process imports that ranks of trials are forked from. Pure; not collective.
+
+    Parameters
+    ----------
+    settings
+        The surroundings of these ranks.
+    """
+    modules = (*OF_EVERY_RANK, *settings.preload, *settings.preload_for_trials)
+    return tuple(dict.fromkeys(modules))
+
+
 def gpu_indices(gpu_ids: Sequence[str], visible: Sequence[str]) -> tuple[int, ...]:
     """Return the numbers by which frameworks call GPUs. Pure; not collective.
 

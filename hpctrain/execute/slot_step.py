@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hpctrain import timeouts
-from hpctrain.backend import OF_EVERY_RANK
+from hpctrain.backend import modules_of_trials
 from hpctrain.control.link import connect_once
 from hpctrain.control.wire import FrameSocket, ProtocolError, encode_frame
 from hpctrain.errors import LaunchError
@@ -57,8 +57,7 @@ class SlotStep:
     def __init__(self, ticket: str, settings: RankSettings) -> None:
         pid, start, self.mark = ticket.split(":")
         self._srun, self._srun_start = int(pid), int(start)
-        modules = (*OF_EVERY_RANK, *settings.preload, *settings.preload_for_trials)
-        self._modules = [*dict.fromkeys(modules)]
+        self._modules = [*modules_of_trials(settings)]
         self._own_places = [*own_places(settings.sys_path)]
         self._reached_by: Mapping[str, object] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpctrain import environ
-from hpctrain.backend import OF_EVERY_RANK
+from hpctrain.backend import modules_of_trials
 from hpctrain.execute.fork_server import ForkServers, rank_environment
 from hpctrain.launch.request import Submission
 from hpctrain.log import log_once
@@ -40,8 +40,7 @@ class RankTemplates:
         plan, settings = submission.plan, submission.spec.settings
         if plan.launcher != "local" or not environ.wants_fork_server():
             return ""
-        named = (*OF_EVERY_RANK, *settings.preload, *settings.preload_for_trials)
-        modules = tuple(dict.fromkeys(named))
+        modules = modules_of_trials(settings)
         places = own_places(settings.sys_path)
         of_executor = {**environ.environment(), **variables}
         environment = rank_environment(
