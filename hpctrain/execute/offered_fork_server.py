@@ -53,18 +53,30 @@ class OfferedForkServer(RankForks):
 
         Where the server is gone, it is not known. Its ranks are ended with their clients.
         """
-        try:
-            for command in self._commands:
-                with local_socket.connect(self._name, timeout_s=0) as sock:
-                    sock.settimeout(timeout_s)
-                    # It says that it is ready, and once they have ended, that.
-                    sock.recv(1)
-                    sock.sendall(AWAIT_END + "\0".join(command).encode())
-                    if sock.recv(1) != IDLE:
-                        return False
-        except (LinkTimeoutError, OSError):
-            return False
-        return True
+        return all(await_forks(self._name, command, timeout_s) for command in self._commands)
 
     def close(self) -> None:
         """Do nothing: it is of other runs, too."""
+
+
+def await_forks(
+    name: str, command: Sequence[str], timeout_s: float = timeouts.FORKED_RANKS_END_S
+) -> bool:
+    """Wait until no rank of a command is left; return whether that is so. Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the socket of the server that has forked them. Where it is gone, it is not known.
+    command
+        Of an ordinary rank.
+    """
+    try:
+        with local_socket.connect(name, timeout_s=0) as sock:
+            sock.settimeout(timeout_s)
+            # The server sends a byte when it is ready, and one once they have ended.
+            sock.recv(1)
+            sock.sendall(AWAIT_END + "\0".join(command).encode())
+            return sock.recv(1) == IDLE
+    except (LinkTimeoutError, OSError):
+        return False

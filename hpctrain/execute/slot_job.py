@@ -9,12 +9,13 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
-from hpctrain import environ, timeouts
+from hpctrain import environ
 from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.execute.fork_server import ForkServers
-from hpctrain.execute.offered_fork_server import OfferedForkServer
+from hpctrain.execute.offered_fork_server import await_forks
 from hpctrain.execute.process import descendants, process_start_time
 
 _READ_BYTES = 2**16
@@ -51,7 +52,7 @@ class SlotJob:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: int | None = None
         self._is_paused = False
-        self._ranks: OfferedForkServer | None = None
+        self._await_ranks: Callable[[], object] = lambda: None
         self._server: int | None = None
         self._begun = 0
         self.is_over = False
@@ -127,12 +128,11 @@ class SlotJob:
 
         Where there is no server, each fork client is the rank itself.
         """
-        command = [*asked["command"]]
         with _ignoring(OF_RANKS):
             name = forks.offer(environment)
         if name:
-            self._ranks, self._server = OfferedForkServer(name), forks.pid
-            self._ranks.command(command, environment)
+            self._server = forks.pid
+            self._await_ranks = partial(await_forks, name, asked["command"])
         reading, writing = os.pipe()
         try:
             # hydra would end with each of them, and its ranks too (seen with MPICH 5).
@@ -238,9 +238,8 @@ class SlotJob:
         if self._pidfd is None:
             return
         status = self._wait()
-        if self._ranks is not None:
-            # They are no descendants of the launcher, and end once it is gone.
-            self._ranks.await_idle(timeouts.FORKED_RANKS_END_S)
+        # They are no descendants of the launcher, and end once it is gone.
+        self._await_ranks()
         with suppress(OSError):
             while self._output is not None and (printed := os.read(self._output, _READ_BYTES)):
                 self._send("output", printed)
@@ -274,8 +273,7 @@ class SlotJob:
         if self._pidfd is not None:
             self._kill()
             self._wait()
-            if self._ranks is not None:
-                self._ranks.await_idle(timeouts.FORKED_RANKS_END_S)
+            self._await_ranks()
         self._close_output()
         self.is_over = True
 
