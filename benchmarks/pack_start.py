@@ -59,13 +59,13 @@ class Job:
             text=True,
         )
         assert self._process.stdout is not None
-        said = []
+        printed = []
         for line in self._process.stdout:
-            said.append(line.strip())
+            printed.append(line.strip())
             if line.rstrip().endswith(f" {READY}"):
                 break
         else:
-            raise SystemExit(f"{pack.path}: {said}")
+            raise SystemExit(f"{pack.path}: {printed}")
         self.seconds = time.monotonic() - begun
 
     def server_kib(self) -> int:

@@ -189,7 +189,7 @@ class NodeEnvironment:
         self._nodes.update(new)
         self._nodes_of[step] = tuple(new)
         self._is_anywhere = True
-        reading = tuple(sorted(n for n, said in answers.items() if said.startswith(READS)))
+        reading = tuple(sorted(n for n, answer in answers.items() if answer.startswith(READS)))
         return Brought(
             nodes=tuple(sorted(answers)),
             by="sbcast" if is_first and not why else "read",
@@ -254,10 +254,10 @@ class NodeEnvironment:
             exit_code = step.wait(_LOOK_INTERVAL_S)
             printed = step.last_lines(_ALL_LINES)
             answers = read_node_answers(printed)
-            failed = {node: said for node, said in answers.items() if said.startswith(FAILED)}
+            failed = {node: answer for node, answer in answers.items() if answer.startswith(FAILED)}
             if failed:
                 raise LaunchError(self._explain(failed))
-            if sum(said.endswith(READY) for said in answers.values()) >= wanted:
+            if sum(answer.endswith(READY) for answer in answers.values()) >= wanted:
                 return answers
             if exit_code is None:
                 continue
@@ -270,7 +270,7 @@ class NodeEnvironment:
                 )
             time.sleep(_LOOK_INTERVAL_S)
             step.start_again()
-        silent = wanted - sum(said.endswith(READY) for said in answers.values())
+        silent = wanted - sum(answer.endswith(READY) for answer in answers.values())
         raise LaunchError(
             f"{self._pack.path} was not unpacked on {silent} of {wanted} nodes within "
             f"{timeouts.describe(timeouts.ENVIRONMENT_PACK_S)}. Look at {step.log}.",
@@ -283,11 +283,11 @@ class NodeEnvironment:
             self._check_stop()
 
     def _explain(self, failed: Mapping[str, str]) -> str:
-        node, said = next(iter(failed.items()))
+        node, answer = next(iter(failed.items()))
         more = f", and {len(failed) - 1} more nodes have no copy either" if len(failed) > 1 else ""
         return (
             f"the environment {self._pack.path} cannot be unpacked on {node}: "
-            f"{said.removeprefix(FAILED).strip()}{more}. Choose another "
+            f"{answer.removeprefix(FAILED).strip()}{more}. Choose another "
             f"SlurmConfig(environment_pack_dir=...) such as '/dev/shm', pack it again with "
             f"hpctrain pack, or leave environment_pack out."
         )
@@ -311,12 +311,12 @@ def read_node_answers(printed: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in printed.splitlines():
         _, mark, rest = line.partition(MARK)
-        node, _, said = rest.partition(" ")
-        if not mark or said.startswith(UNPACKS):
+        node, _, answer = rest.partition(" ")
+        if not mark or answer.startswith(UNPACKS):
             continue
-        if found.get(node, "").startswith(READS) and said == READY:
-            said = f"{found[node]} {READY}"
-        found[node] = said
+        if found.get(node, "").startswith(READS) and answer == READY:
+            answer = f"{found[node]} {READY}"
+        found[node] = answer
     return found
 
 
@@ -324,7 +324,7 @@ def read_unmounted(printed: str) -> dict[str, str]:
     """Return the nodes that cannot mount an environment, and why. Pure."""
     found: dict[str, str] = {}
     for line in printed.splitlines():
-        node, _, said = line.partition(MARK)[2].partition(" ")
-        if said.startswith(UNPACKS):
-            found[node] = said.removeprefix(UNPACKS).strip()
+        node, _, answer = line.partition(MARK)[2].partition(" ")
+        if answer.startswith(UNPACKS):
+            found[node] = answer.removeprefix(UNPACKS).strip()
     return found

@@ -79,8 +79,8 @@ class Recorder:
         self.decision = StopDecision()
         """Whether the run is to stop, and why."""
         self.tuner = ExecutorEnd()
-        """The tuner of a trial. It says that there may be a request to stop, before that is looked
-        for by itself, and after which reports the trial goes on."""
+        """To the tuner of a trial, which sends that there is a stop request, before the executor
+        looks for one by itself, and after which reports the trial goes on."""
         self.loop_waits = LoopWaits()
         """For how long the ranks of this attempt wait, and for what."""
         self._warned: set[str] = set()

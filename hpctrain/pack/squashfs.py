@@ -72,11 +72,11 @@ def write_image(path: Path, members: Iterable[Member]) -> int:
     HpctrainError
         If the image cannot be made.
     """
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
             [PROGRAM, "-", str(path), *_OPTIONS],
             stdin=subprocess.PIPE,
-            stdout=said,
+            stdout=printed,
             stderr=subprocess.STDOUT,
         )
         assert process.stdin is not None
@@ -95,8 +95,8 @@ def write_image(path: Path, members: Iterable[Member]) -> int:
             with suppress(BrokenPipeError):
                 process.stdin.close()
             raise
-        said.seek(0)
-        lines = said.read().decode(errors="replace").strip().splitlines()
+        printed.seek(0)
+        lines = printed.read().decode(errors="replace").strip().splitlines()
     if code != 0:
         raise HpctrainError(
             f"{path.parent}: {PROGRAM} has failed ({code}): {_reason(lines)}. It must be of "

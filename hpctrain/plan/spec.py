@@ -61,7 +61,7 @@ class RankSettings:
     seeds itself, as in runs of older versions and where a script has started the ranks."""
     awaits_decisions: bool = False
     """Whether ranks begin a report only once it is decided that the last one does not end the run:
-    by the executor, and by a tuner if one says that it decides."""
+    by the executor, and by a tuner if one has sent that it decides."""
 
 
 @dataclass(frozen=True, kw_only=True)

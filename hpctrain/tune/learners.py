@@ -55,9 +55,9 @@ class Learners:
                 f"{', '.join(_DECISIONS)} is needed: return self.CONTINUE."
             )
         if self._search is not None:
-            said = self._search.on_trial_result(trial.trial_id, report.metrics)
+            answer = self._search.on_trial_result(trial.trial_id, report.metrics)
             # Those of Ray Tune return nothing.
-            decision = STOP if said == STOP else decision
+            decision = STOP if answer == STOP else decision
         return decision
 
     def note_end(self, trial: Trial, *, was_stopped: bool) -> None:

@@ -142,11 +142,11 @@ class LocalRunner:
 
         Those of another host are watched at the same time.
         """
-        begun, has_said = time.monotonic(), False
+        begun, has_logged = time.monotonic(), False
         unknown = list(trials)
         while unknown := [trial for trial in unknown if self._is_unknown(trial)]:
-            if not has_said and time.monotonic() - begun >= _QUIET_S:
-                has_said = True
+            if not has_logged and time.monotonic() - begun >= _QUIET_S:
+                has_logged = True
                 log(
                     f"{len(unknown)} trials run on another host, or their executors have died: "
                     f"{', '.join(trial.trial_id for trial in unknown[:_MOST_NAMED])}. Waiting for "

@@ -154,7 +154,7 @@ def _make_runner(
 
 
 def _can_stop(search: object) -> bool:
-    """Return whether a search algorithm may end trials, by what `Searcher` says of itself."""
+    """Return whether a search algorithm may end trials, as `Searcher` declares it."""
     return bool(getattr(search, "stops_trials", False))
 
 

@@ -44,7 +44,7 @@ def keep_uninitialized() -> None:
 def load_before_fork() -> None:
     """Load the MPI library where forks of this process may share that; start nothing.
 
-    Not collective. Where it cannot be loaded, ranks say so.
+    Not collective. Where it cannot be loaded, ranks raise that.
     """
     if not own_mpich.is_own_mpich():
         return
