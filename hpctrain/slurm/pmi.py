@@ -14,7 +14,7 @@ _asked: list[Asked] = []
 
 
 def ask_for_pmi_types() -> None:
-    """Let srun look which PMI types there are, until they are needed. Not collective."""
+    """Ask srun for its PMI types, before they are needed. Not collective."""
     if not _asked and not offered_pmi_types.cache_info().currsize:
         # Who needs the answer reports that there is none.
         with suppress(LaunchError, OSError):

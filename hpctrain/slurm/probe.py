@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 from hpctrain import environ
 from hpctrain.config import ScalingConfig
@@ -81,7 +80,7 @@ def place_on_partition(
     site: Site,
     *,
     needs_answer: bool,
-    meanwhile: Callable[[], object] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> tuple[Placement, NodeShape]:
     """Return the placement of workers on nodes of the partition of a request, and their shape.
 
@@ -106,9 +105,9 @@ def place_on_partition(
     LaunchError
         If Slurm does not answer.
     """
-    query = partial(query_partition, meanwhile=meanwhile) if meanwhile else query_partition
+    name = scaling.slurm.partition or site.directives.get("partition")
     try:
-        partition = query(scaling.slurm.partition or site.directives.get("partition"))
+        partition = query_partition(name, meanwhile=meanwhile)
     except LaunchError as error:
         if needs_answer:
             raise

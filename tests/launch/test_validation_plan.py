@@ -30,7 +30,9 @@ PARTITIONS = "cpu*|up|infinite|4|8|(null)\ngpu|up|1:00:00|2|16|gpu:4\n"
 
 @pytest.fixture(autouse=True)
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "query_partition", lambda name: parse_partitions(PARTITIONS, name))
+    monkeypatch.setattr(
+        probe, "query_partition", lambda name, *, meanwhile: parse_partitions(PARTITIONS, name)
+    )
     monkeypatch.delenv("SLURM_JOB_ACCOUNT", raising=False)
 
 
