@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain.config import ScalingConfig, SlurmConfig
-from hpctrain.execute.node_pool import NodePool
+from hpctrain.execute import node_pool
+from hpctrain.execute.node_pool import NodePool, make_node_pool
+from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.resources import NodeShape, node_range, place_workers
+from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from tests.plans import make_plan
 
 
@@ -27,12 +32,16 @@ class Nodes:
         return True
 
 
-def make_pool(workers: int | tuple[int, int], *, nodes: int, spare: int = 0) -> NodePool:
-    """Return the pool of a run with a worker on each node."""
+def plan_of(launcher: str, workers: int | tuple[int, int], *, spare: int = 0) -> LaunchPlan:
     scaling = ScalingConfig(num_workers=workers, slurm=SlurmConfig(spare_nodes=spare))
     placement = place_workers(scaling, NodeShape(cpus=1, gpus=0))
-    plan: Any = make_plan("slurm")
-    plan = replace(plan, placement=placement, job_nodes=node_range(scaling, placement))
+    job_nodes = node_range(scaling, placement)
+    return replace(make_plan(launcher), placement=placement, job_nodes=job_nodes)
+
+
+def make_pool(workers: int | tuple[int, int], *, nodes: int, spare: int = 0) -> NodePool:
+    """Return the pool of a run with a worker on each node."""
+    plan = plan_of("slurm", workers, spare=spare)
     return NodePool(plan, source=Nodes(nodes), note=lambda event, **_: None)
 
 
@@ -74,3 +83,28 @@ def test_a_run_on_one_machine_keeps_it() -> None:
     assert NodePool(make_plan("local"), source=None, note=print).why_kept("here") == (
         "the run has no other node"
     )
+
+
+@pytest.mark.parametrize(("job_id", "left_out"), [("7", ["node2"]), ("8", [])])
+def test_what_an_executor_of_this_job_has_left_out_stays_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: str, left_out: list[str]
+) -> None:
+    """In another job the node may have been repaired."""
+    paths = RunPaths(tmp_path)
+    RunRecord(paths).append("node-left-out", node="node2", reason="it is slow", job_id="7")
+    monkeypatch.setenv("SLURM_JOB_ID", job_id)
+    monkeypatch.setattr(node_pool, "SlurmNodes", lambda job_id, *, only: Nodes(3))
+    pool = make_node_pool(plan_of("slurm", (2, 3)), paths, mpiexec=None, note=print)
+    placement, _ = pool.place()
+    assert [node for node in ("node1", "node2", "node3") if node not in placement.nodes] == left_out
+
+
+def test_the_nodes_are_those_of_a_hostfile_where_there_is_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    plan = replace(plan_of("mpiexec", (2, 3)), node_slots={"gpu1": 1, "gpu3": 1})
+    mpiexec = StepLauncher(program="mpiexec", kind="hydra")
+    pool = make_node_pool(plan, RunPaths(tmp_path), mpiexec=mpiexec, note=print)
+    placement, _ = pool.place()
+    assert placement.nodes == ("gpu1", "gpu3")
