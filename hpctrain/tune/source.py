@@ -171,8 +171,8 @@ def _merge(config: Any, changes: Any) -> Any:
         }
     if isinstance(config, Domain):
         raise ConfigError(
-            f"the search algorithm proposed {shown(dict(changes))} inside of {shown(config)}, which "
-            f"param_space has there. Give both the same names."
+            f"the search algorithm proposed {shown(dict(changes))} inside of {shown(config)}, "
+            f"which param_space has there. Give both the same names."
         )
     if is_dataclass(config) and not isinstance(config, type):
         return replace(

@@ -300,17 +300,17 @@ def test_what_the_launcher_changes_too_far_is_a_reason_and_the_rank_starts_all_t
     argv = servers.command(program.plain, variables)
     done = program.run(argv, env={**variables, "OMP_NUM_THREADS": "2"})
     assert done.stdout == "2\n"
-    (reason,) = servers.take_reasons()
+    (reason,) = wait_until(servers.take_reasons)
     assert "variables that libraries read when they are imported: OMP_NUM_THREADS" in reason
     closed = program.run(argv, preexec_fn=lambda: os.close(0))
     assert closed.stdout == "1\n"
-    (reason,) = servers.take_reasons()
+    (reason,) = wait_until(servers.take_reasons)
     assert "has closed standard streams" in reason
     other = [*argv[:-5], "/nowhere/python", *argv[-4:]]
     with pytest.raises(subprocess.SubprocessError):
         program.run(["false"]).check_returncode()
     assert program.run(other).returncode == 1
-    (reason,) = servers.take_reasons()
+    (reason,) = wait_until(servers.take_reasons)
     assert "ranks run /nowhere/python" in reason
 
 
@@ -478,7 +478,7 @@ def test_a_thread_that_starts_after_the_imports_is_a_reason_not_to_fork(
     argv = servers.command(program.plain, variables)
     done = [program.run(argv) for _ in range(3)]
     assert [int(d.stdout) == d.args[0] for d in done] == [False, True, True]
-    (reason,) = servers.take_reasons()
+    (reason,) = wait_until(servers.take_reasons)
     assert reason.startswith("a thread has started in the fork server (")
 
 
