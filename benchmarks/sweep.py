@@ -4,9 +4,15 @@
 environment of its own.
 
 ``python benchmarks/sweep.py 64 --nodes 4``: a sweep of trials of 2 to 20 seconds on so many virtual
-nodes. How much of the slots was taken while trials waited, and how much by ranks that trained; and
-the seconds from the end of a trial to the first step of the next one in its slot, against those of
-a run that begins in an empty allocation. With ``--torch`` a trial has a node, four ranks and torch.
+nodes, and before it the same group alone in the empty allocation, five times.
+
+- *taken*: the share of the slots' seconds that trials had, from the first start to the last one:
+  as long as there is a trial for each slot. Afterwards slots are empty for want of trials.
+- *training*: the same from the first report of a trial in place of its start.
+- from the k-th end of a trial to the start, and to the first report, of the k-th trial that had to
+  wait for one: median, 99th percentile and largest.
+
+With ``--torch`` a trial has a node, four ranks and torch.
 
 ``--json FILE`` keeps the numbers there, beside those of other commands.
 """
@@ -16,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -31,6 +38,8 @@ from arms import describe_machine
 from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
 
 _CPUS_PER_NODE = 4
+_ALONE = 5
+_IS_TIME = re.compile(r"\d+\.\d+")
 
 _OURS = """
 import sys
@@ -82,10 +91,10 @@ def train(config):
     hpctrain.report({"step": 1})
 if __name__ == "__main__":
     trials, storage, shortest, longest = int(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:5])
-    alone = RunConfig(storage_path=storage, name="alone", verbose=0)
-    begun = time.time()
-    result = trainer(train_loop_config={"seconds": 0.0}, run_config=alone).fit()
-    print(begun)
+    for number in range(int(sys.argv[5])):
+        alone = RunConfig(storage_path=storage, name=f"alone{number}", verbose=0)
+        print(time.time())
+        trainer(train_loop_config={"seconds": 0.0}, run_config=alone).fit()
     results = tune.Tuner(
         trainer(),
         param_space={"train_loop_config": {"seconds": tune.uniform(shortest, longest)}},
@@ -127,6 +136,7 @@ def measure_on_nodes(
                 str(trials),
                 f"{place}/runs",
                 *map(str, seconds),
+                str(_ALONE),
                 *(["torch"] if with_torch else []),
             ]
             done = subprocess.run(
@@ -142,34 +152,35 @@ def measure_on_nodes(
         if done.returncode != 0:
             raise SystemExit(printed)
         runs = Path(place, "runs")
-        cold = _first_step(runs / "alone") - float(printed.split()[-1])
+        asked = [float(line) for line in printed.splitlines() if _IS_TIME.fullmatch(line)]
+        cold = [_first_step(runs / f"alone{i}") - time for i, time in enumerate(asked)]
         events = list(_read(runs / "sweep" / "tune.jsonl"))
         slots_per_node = 1 if with_torch else _CPUS_PER_NODE
-        return _use_of(events, runs / "sweep", cold, slots_per_node=slots_per_node)
+        found = _use_of(events, runs / "sweep", slots_per_node=slots_per_node)
+        found["fit() to the first step in an empty allocation, s"] = statistics.median(cold)
+        return found
 
 
 def _use_of(
-    events: list[Mapping[str, Any]], sweep: Path, cold_s: float, *, slots_per_node: int
+    events: list[Mapping[str, Any]], sweep: Path, *, slots_per_node: int
 ) -> dict[str, float]:
-    begun = {e["trial"]: e for e in events if e["event"] == "trial-started"}
+    started = {e["trial"]: e for e in events if e["event"] == "trial-started"}
+    begun = {name: event["time"] for name, event in started.items()}
     ended = {e["trial"]: e["time"] for e in events if e["event"] == "trial-ended"}
     first = {name: _first_step(sweep / name) for name in begun}
-    slots = slots_per_node * len({node for event in begun.values() for node in event["nodes"]})
-    start, last = min(e["time"] for e in begun.values()), max(e["time"] for e in begun.values())
+    slots = slots_per_node * len({node for event in started.values() for node in event["nodes"]})
+    start, last = min(begun.values()), max(begun.values())
     found: dict[str, float] = {}
-    for what, of in (("taken", {n: e["time"] for n, e in begun.items()}), ("training", first)):
+    for what, of in (("taken", begun), ("training", first)):
         busy = sum(max(0.0, min(ended[name], last) - of[name]) for name in begun)
         found[f"{what}, of {slots} slots"] = busy / (slots * (last - start))
-    gaps, reuse = [], []
-    for name, event in begun.items():
-        before = [t for t in ended.values() if t <= event["time"]]
-        if before:
-            gaps.append(event["time"] - max(before))
-            reuse.append(first[name] - max(before))
-    if reuse:
-        found["end of a trial to the start of the next, s"] = statistics.median(gaps)
-        found["end of a trial to the next one's first step, s"] = statistics.median(reuse)
-    found["fit() to the first step in an empty allocation, s"] = cold_s
+    have_waited = sorted(begun, key=begun.__getitem__)[slots:]
+    pairs = [*zip(have_waited, sorted(ended.values()), strict=False)]
+    for what, of in (("start of the next", begun), ("next one's first step", first)):
+        if gaps := sorted(of[name] - end for name, end in pairs):
+            found[f"end of a trial to the {what}, s"] = statistics.median(gaps)
+            found[f"  to the {what}, 99 of 100, s"] = gaps[round(0.99 * (len(gaps) - 1))]
+            found[f"  to the {what}, at most, s"] = gaps[-1]
     return found
 
 
