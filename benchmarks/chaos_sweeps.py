@@ -5,6 +5,7 @@
     python benchmarks/chaos_sweeps.py --json chaos_sweeps.json       # 50 sweeps
     python benchmarks/chaos_sweeps.py --sweeps 4 --seed 7
     python benchmarks/chaos_sweeps.py --sweeps 10 --nodes 3          # in allocations; as root
+    python benchmarks/chaos_sweeps.py --seed 7 --first 30            # the 20 that are left
 
 Each is a sweep of six trials of ``tests/chaos/sweep_model.py``, without a scheduler, with ASHA,
 HyperBand or Population Based Training by turns, and up to three things happen to it: a rank, an
@@ -51,6 +52,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sweeps", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first sweep that is run"
+    )
     parser.add_argument("--only", type=int, help="number of the one sweep that is run")
     parser.add_argument("--schedulers", default=",".join(SCHEDULERS))
     parser.add_argument("--nodes", type=int, default=0, help="nodes of a virtual cluster")
@@ -66,7 +70,9 @@ def strike(
     schedulers = arguments.schedulers.split(",")
     experiments = {}
     rows = []
-    numbers = range(arguments.sweeps) if arguments.only is None else [arguments.only]
+    numbers = (
+        range(arguments.first, arguments.sweeps) if arguments.only is None else [arguments.only]
+    )
     for number in numbers:
         chance = random.Random(f"{arguments.seed} {number}")
         scheduler = schedulers[number % len(schedulers)]

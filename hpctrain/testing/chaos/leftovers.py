@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class Surroundings:
         has_own = cluster is not None and cluster.spec.mode == "namespaces"
         self._cluster = cluster if has_own else None
         self._before = self._look()
+        self._boots = self._look_at_boots()
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return the command that runs `argv` in these surroundings."""
@@ -56,8 +57,9 @@ class Surroundings:
     def leftovers(self, folders: Iterable[Path]) -> list[str]:
         """Return what is left over when all processes are gone.
 
-        A node that was without power has had another PID namespace before, and no process of today
-        can tell that those in it are dead. A machine has a ``/tmp`` of its own, and clears it.
+        A node that was without power has begun anew since, and no process of today can tell that
+        those of its earlier boot are dead. A machine has a ``/tmp`` of its own, and clears it; the
+        nodes of a virtual cluster share one. So what only an earlier boot can have made is none.
 
         Parameters
         ----------
@@ -66,18 +68,22 @@ class Surroundings:
         """
         scripts = {str(path) for folder in folders for path in folder.glob(".submission_file_*")}
         found = self._look() - self._before
-        of_nodes = {path: space for path in found if (space := pid_namespace_of(Path(path).name))}
-        if of_nodes and self._cluster is not None:
-            living = self._pid_namespaces(self._cluster)
-            found -= {path for path, space in of_nodes.items() if space not in living}
+        boots = self._look_at_boots()
+        if boots != self._boots:
+            found -= {path for path in found if _is_of_earlier_boot(Path(path), boots)}
         return sorted(found | scripts)
 
-    @staticmethod
-    def _pid_namespaces(cluster: VirtualCluster) -> set[int]:
-        """Return the PID namespaces of this machine, and of the nodes that are on."""
+    def _look_at_boots(self) -> dict[int, float]:
+        """Return the PID namespace of each node that is on, and of this machine, and since when."""
+        if self._cluster is None:
+            return {}
+        boots = {os.stat("/proc/self/ns/pid").st_ino: 0.0}
         argv = ["stat", "--dereference", "--format=%i", "/proc/self/ns/pid"]
-        found = (cluster.run_on(node, argv).stdout for node in ("head", *cluster.node_names))
-        return {os.stat("/proc/self/ns/pid").st_ino, *(int(number) for number in found)}
+        for node in ("head", *self._cluster.node_names):
+            space = int(self._cluster.run_on(node, argv).stdout)
+            # Its process 1 writes it before anything else runs there.
+            boots[space] = self._cluster.layout.node_identity(node).stat().st_mtime
+        return boots
 
     def _look(self) -> set[str]:
         places = filter(None, (self.tmp, self._shm))
@@ -128,6 +134,15 @@ def pid_namespace_of(name: str) -> int | None:
     """
     found = _CHECKPOINT.fullmatch(name)
     return None if found is None else int(found[1], 16)
+
+
+def _is_of_earlier_boot(path: Path, boots: Mapping[int, float]) -> bool:
+    """Return whether no process that is alive, or was since the nodes began, can have made it."""
+    space = pid_namespace_of(path.name)
+    if space is None or not path.is_absolute():
+        return False
+    # Linux gives a new namespace the number of one that is gone.
+    return space not in boots or path.stat().st_mtime < boots[space]
 
 
 def _is_ours(path: Path) -> bool:

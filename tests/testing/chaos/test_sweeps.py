@@ -197,25 +197,53 @@ def test_the_end_of_a_tuner_costs_attempts_where_its_allocation_ends_with_it() -
 def test_a_temporary_checkpoint_is_left_behind_unless_its_node_was_without_power(
     tmp_path: Path,
 ) -> None:
-    """Nodes of a virtual cluster share a /tmp; nobody can tell what is alive on one that is off."""
+    """Nodes of a virtual cluster share a /tmp, and boot with a PID namespace of any number."""
     own = f"{os.stat('/proc/self/ns/pid').st_ino:x}"
+    of_two = ClusterSpec(num_nodes=2)
+    spaces = {"head": 20, "node1": 21, "node2": 22}
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
 
     class Cluster:
-        spec = ClusterSpec(num_nodes=1)
+        spec = of_two
         node_names = spec.node_names
+        layout = SimpleNamespace(node_identity=lambda node: tmp_path / node)
 
         def run_on(self, node: str, argv: Sequence[str]) -> SimpleNamespace:
-            return SimpleNamespace(stdout="17\n" if argv[0] == "stat" else "")
+            return SimpleNamespace(stdout=f"{spaces[node]}\n" if argv[0] == "stat" else "")
 
     cluster: Any = Cluster()
-    surroundings = Surroundings(tmp=tmp_path, shm=None, cluster=cluster)
-    names = {
-        space: f"hpctrain-checkpoint-5-0123456789abcdef.{space}-x" for space in (own, "11", "12")
-    }
-    for name in (*names.values(), "hpctrain-else", "of-the-user"):
-        (tmp_path / name).mkdir()
-    left = [Path(path).name for path in surroundings.leftovers([])]
-    assert left == sorted([names[own], names["11"], "hpctrain-else"])
+
+    def boot(node: str, *, at: float) -> None:
+        (tmp_path / node).touch()
+        os.utime(tmp_path / node, (at, at))
+
+    def make(name: str, *, at: float) -> str:
+        (tmp / name).mkdir()
+        os.utime(tmp / name, (at, at))
+        return name
+
+    def checkpoint(space: str, *, at: float, pid: int = 5) -> str:
+        return make(f"hpctrain-checkpoint-{pid}-0123456789abcdef.{space}-x", at=at)
+
+    for node in spaces:
+        boot(node, at=100.0)
+    surroundings = Surroundings(tmp=tmp, shm=None, cluster=cluster)
+    make("of-the-user", at=110.0)
+    of_node1, of_node2, of_nobody = (checkpoint(f"{n:x}", at=110.0) for n in (21, 22, 99))
+    others = [checkpoint(own, at=50.0), make("hpctrain-else", at=110.0)]
+
+    def left() -> list[str]:
+        return sorted(Path(path).name for path in surroundings.leftovers([]))
+
+    assert left() == sorted([of_node1, of_node2, of_nobody, *others])
+    spaces["node2"] = 23
+    boot("node2", at=120.0)
+    assert left() == sorted([of_node1, *others])
+    spaces["node2"] = 22
+    assert left() == sorted([of_node1, *others])
+    of_new_boot = checkpoint("16", at=130.0, pid=6)
+    assert left() == sorted([of_node1, of_new_boot, *others])
 
 
 def test_a_trial_that_fails_is_a_difference(tmp_path: Path) -> None:
