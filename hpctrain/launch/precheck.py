@@ -16,7 +16,7 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.log import log
 from hpctrain.slurm.facts import ClusterFacts, query_facts, query_limits
 from hpctrain.slurm.limits import has_limits
-from hpctrain.slurm.probe import query_partition
+from hpctrain.slurm.probe import default_partition
 from hpctrain.slurm_config import time_limit_minutes
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def query_all(ask: Ask) -> ClusterFacts:
 def asks_of(request: Request, plan: LaunchPlan) -> list[Ask]:
     """Return what the job of a run asks for, once for each partition that it may start in.
 
-    Not collective. Queries Slurm for its default partition if the request names none.
+    Not collective. Queries Slurm for its default partition if the request names none, and this
+    process has not asked before.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def asks_of(request: Request, plan: LaunchPlan) -> list[Ask]:
         ) from error
     directives = {**plan.directives, **plan.first_job_directives}
     placement = plan.placement
-    names = (directives.get("partition") or query_partition(None).name).split(",")
+    names = (directives.get("partition") or default_partition()).split(",")
     asked = directives.get("time")
     ask = Ask(
         user=user,

@@ -19,6 +19,8 @@ from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
 from hpctrain.slurm.output import read_allocation
 from hpctrain.slurm_config import time_limit_minutes
 
+_default_names: list[str] = []
+
 
 def can_submit() -> bool:
     """Return whether this machine submits to Slurm.
@@ -72,7 +74,25 @@ def query_partition(
     answer = asked.answer()
     if answer.returncode != 0:
         raise LaunchError(f"sinfo: {answer.stderr.strip()}", transient=True)
-    return parse_partitions(answer.stdout, name)
+    partition = parse_partitions(answer.stdout, name)
+    if name is None:
+        _default_names[:] = [partition.name]
+    return partition
+
+
+def default_partition() -> str:
+    """Return the name of the default partition, as Slurm has last given it to this process.
+
+    Not collective. Queries Slurm if it has not. Only a change of Slurm's configuration changes it.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    LaunchError
+        If Slurm is asked, and does not answer.
+    """
+    return _default_names[0] if _default_names else query_partition(None).name
 
 
 def place_on_partition(

@@ -90,7 +90,7 @@ def test_a_user_without_a_name_and_a_slurm_that_does_not_answer_stop_nothing(
     def fail(*_: object) -> NoReturn:
         raise LaunchError("no answer", transient=True)
 
-    monkeypatch.setattr(precheck, "query_partition", fail)
+    monkeypatch.setattr(precheck, "default_partition", fail)
     warn_of_limits(REQUEST, make_plan("slurm"))
 
     def nobody(uid: int) -> NoReturn:

@@ -20,7 +20,9 @@ from hpctrain.slurm.probe import (
     allocation_nodes,
     can_submit,
     check_partition,
+    default_partition,
     explain_refusal,
+    query_partition,
 )
 
 # sinfo --noheader --format=%P|%a|%l|%D|%c|%G of a cluster with Slurm 22.05.
@@ -65,6 +67,26 @@ def test_a_cluster_without_a_default_partition_asks_for_one():
 
 def test_what_is_not_a_row_is_overlooked():
     assert parse_partitions("slurm_load: a warning\n" + SINFO, "gpu").num_nodes == 5
+
+
+def test_a_process_that_knows_the_default_partition_does_not_ask_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, sinfo = tmp_path / "calls", tmp_path / "sinfo"
+    sinfo.write_text(f"#!/bin/sh\necho asked >> {calls}\ncat {tmp_path}/answer\n")
+    sinfo.chmod(0o755)
+    (tmp_path / "answer").write_text(SINFO)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(probe, "_default_names", [])
+    # Which one is the default is not known from that.
+    assert query_partition("gpu").name == "gpu"
+    assert [default_partition(), default_partition()] == ["batch", "batch"]
+    assert calls.read_text().count("asked") == 2
+    # The newest answer counts.
+    (tmp_path / "answer").write_text(SINFO.replace("*", "").replace("mixed|", "mixed*|"))
+    query_partition(None)
+    assert default_partition() == "mixed"
+    assert calls.read_text().count("asked") == 3
 
 
 def placement(num_nodes: int = 1) -> Placement:
