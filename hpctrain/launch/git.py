@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import tempfile
@@ -122,7 +123,7 @@ class Git:
     def _await_end(self, process: subprocess.Popen[bytes], command: str) -> None:
         begun = time.monotonic()
         try:
-            process.wait(timeout=max(0.0, self._left))
+            _wait(process, max(0.0, self._left))
         except subprocess.TimeoutExpired:
             # Its children too. What waits for a dead file server cannot be killed.
             with contextlib.suppress(OSError):
@@ -134,6 +135,25 @@ class Git:
             ) from None
         finally:
             self._left -= time.monotonic() - begun
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait for the end of a process; raise `subprocess.TimeoutExpired` as its own wait does."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        # Linux before 5.3.
+        process.wait(timeout_s)
+        return
+    try:
+        # subprocess's own wait looks ever more seldom, and adds up to as long as git takes.
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if not poller.poll(timeout_s * 1000):
+            raise subprocess.TimeoutExpired(process.args, timeout_s)
+    finally:
+        os.close(descriptor)
+    process.wait()
 
 
 def _explain(command: str, code: int, errors: bytes) -> str:

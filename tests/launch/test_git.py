@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -55,6 +57,28 @@ def test_what_happens_between_commands_takes_none_of_their_time(
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 1000)
     assert git.run("status") == b"answer\n"
+
+
+def test_the_end_of_git_is_not_looked_for_again_and_again(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(seconds: float) -> NoReturn:
+        raise AssertionError(f"slept for {seconds} s")
+
+    program.write_text("#!/bin/sh\nsleep 0.2\necho answer\n")
+    monkeypatch.setattr(time, "sleep", refuse)
+    assert Git(tmp_path, SOON).run("status") == b"answer\n"
+
+
+def test_a_kernel_without_descriptors_of_processes_is_no_error(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> NoReturn:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    program.write_text("#!/bin/sh\necho answer\n")
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert Git(tmp_path, SOON).run("status") == b"answer\n"
 
 
 def test_no_git_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
