@@ -17,9 +17,10 @@ from hpctrain import timeouts
 from hpctrain.errors import DamagedFileError
 from hpctrain.launch.code_choice import digest_file
 from hpctrain.launch.code_diff import names_of_differing
+from hpctrain.launch.code_look import NO_ANSWER, TreeLook, start_recording
 from hpctrain.launch.code_tree import Patch, TreeState, make_patch
 from hpctrain.launch.code_tree import read_state as read_tree_state
-from hpctrain.launch.git import Git, GitError
+from hpctrain.launch.git import Git
 from hpctrain.rundir.files import remove_unfinished, write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import damaged, read_content, read_object
@@ -31,17 +32,6 @@ _PATCH_MODE = 0o600
 # Some trees have many thousands.
 _MOST_LEFT_OUT = 100
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# Of git itself, of files in the directory for temporary ones, of an answer in an unknown form.
-_NO_ANSWER = (GitError, OSError, ValueError)
-
-
-_recording: list[threading.Thread] = []
-
-
-def await_records() -> None:
-    """Wait until this process has written what it records. Not collective."""
-    while _recording:
-        _recording.pop().join()
 
 
 class CodeRecorder:
@@ -58,16 +48,25 @@ class CodeRecorder:
         The run directory, which is there; None writes nothing.
     storage
         Directory of runs, which are no code.
+    look
+        What has begun to look at the tree; None where nothing has.
     """
 
-    def __init__(self, top: str | None, *, paths: RunPaths | None, storage: Path) -> None:
+    def __init__(
+        self,
+        top: str | None,
+        *,
+        paths: RunPaths | None,
+        storage: Path,
+        look: TreeLook | None = None,
+    ) -> None:
         self._top, self._paths, self._storage = top, paths, storage
         self._state: TreeState | None = None
         self._has_state = threading.Event()
         if top is not None:
-            thread = threading.Thread(target=self._look, name="hpctrain-code", args=(top,))
-            _recording.append(thread)
-            thread.start()
+            has_begun = look is not None and look.top == top
+            self._tree = look if look is not None and has_begun else TreeLook(top)
+            start_recording(self._record)
 
     @property
     def commit(self) -> str | None:
@@ -77,14 +76,10 @@ class CodeRecorder:
         self._has_state.wait(timeouts.GIT_S + timeouts.GIT_KILLED_S)
         return None if self._state is None else self._state.shown_commit
 
-    def _look(self, top: str) -> None:
-        error: str | None = None
-        try:
-            self._state = read_tree_state(Git(top, timeouts.GIT_S), top)
-        except _NO_ANSWER as failed:
-            error = str(failed)
-        finally:
-            self._has_state.set()
+    def _record(self) -> None:
+        top = self._tree.top
+        self._state, error = self._tree.result()
+        self._has_state.set()
         if self._paths is None:
             return
         patch: Patch | None = None
@@ -96,14 +91,30 @@ class CodeRecorder:
                     lists=Git(top, timeouts.GIT_LIST_S),
                     without=_below(top, self._storage),
                 )
-            except _NO_ANSWER as failed:
+            except NO_ANSWER as failed:
                 error = str(failed)
         # The run may be over, and its directory gone.
         with contextlib.suppress(OSError):
             _write(self._paths, _describe(top, self._state, patch, error), patch)
 
 
-def record_code(paths: RunPaths, *, keeps: bool, origin: RunPaths | None = None) -> CodeRecorder:
+def look_at_script() -> TreeLook | None:
+    """Begin to look at the tree that `record_code` is to record; None without one.
+
+    Not collective.
+    """
+    script = _directory_of_script()
+    top = (None if script is None else find_top(script)) or find_top(Path.cwd())
+    return None if top is None else TreeLook(top)
+
+
+def record_code(
+    paths: RunPaths,
+    *,
+    keeps: bool,
+    origin: RunPaths | None = None,
+    look: TreeLook | None = None,
+) -> CodeRecorder:
     """Begin to record the tree of the script that this process runs. Not collective.
 
     Parameters
@@ -114,6 +125,8 @@ def record_code(paths: RunPaths, *, keeps: bool, origin: RunPaths | None = None)
         Whether the uncommitted changes are kept beside the run.
     origin
         The run that this one repeats, whose record it has.
+    look
+        What `look_at_script` has begun.
     """
     if origin is not None:
         copy_code(origin, paths)
@@ -128,7 +141,8 @@ def record_code(paths: RunPaths, *, keeps: bool, origin: RunPaths | None = None)
         keeps = False
     # What changed in the repository that the script is called from may be none of its code.
     top = top or find_top(Path.cwd())
-    return CodeRecorder(top, paths=paths if keeps else None, storage=paths.root.parent)
+    recorded = paths if keeps else None
+    return CodeRecorder(top, paths=recorded, storage=paths.root.parent, look=look)
 
 
 def _directory_of_script() -> Path | None:
@@ -171,7 +185,7 @@ def commit_of(top: str | None) -> str | None:
         return None
     try:
         return read_tree_state(Git(top, timeouts.GIT_S), top).shown_commit
-    except _NO_ANSWER:
+    except NO_ANSWER:
         return None
 
 
@@ -294,7 +308,7 @@ def find_edited(code: Mapping[str, Any], *, without: frozenset[str]) -> list[str
     if commit is not None:
         try:
             differing = set(names_of_differing(Git(top, timeouts.GIT_S), top, commit))
-        except _NO_ANSWER:
+        except NO_ANSWER:
             return None
     entries = [entry for entry in code.get("left_out", ()) if isinstance(entry, dict)]
     left_out = {entry.get("path") for entry in entries}

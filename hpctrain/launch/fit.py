@@ -33,6 +33,7 @@ from hpctrain.rundir.trust import check_run_directory
 
 if TYPE_CHECKING:
     from hpctrain.launch.background import RunSlot
+    from hpctrain.launch.code_look import TreeLook
     from hpctrain.launch.existing import Existing
     from hpctrain.launch.handle import RunHandle
     from hpctrain.result import Result
@@ -60,7 +61,7 @@ def fit(request: Request) -> Result:
             return fit_spmd(request)
         return fit_prepared(prepare(request.named(), launcher))
     finally:
-        from hpctrain.launch.code_record import await_records
+        from hpctrain.launch.code_look import await_records
 
         # Once fit() has returned, its caller may read code.json.
         await_records()
@@ -246,12 +247,16 @@ def _begin_or_find(
 
         print_plan(submission)
         raise SystemExit(0)
+    # plan.json names the commit: git looks at the tree while this process claims the run.
+    look = _look_at_script(submission)
     from hpctrain.launch.begin import begin_or_find
     from hpctrain.launch.existing import Existing
 
     check_run_directory(request.paths.root)
     _await_submission(request.paths)
-    begin = partial(_begin, submission, in_background=in_background, slot=slot, before=before)
+    begin = partial(
+        _begin, submission, in_background=in_background, slot=slot, before=before, look=look
+    )
     existing = begin_or_find(submission, begin, policy)
     if existing.begins and warns and submission.plan.launcher == "slurm":
         from hpctrain.launch.precheck import warn_of_limits
@@ -261,6 +266,15 @@ def _begin_or_find(
     if existing is Existing.FINISHED and request.run_config.verbose:
         log(f"run {request.run_config.name} is finished: {request.paths.root}", to=sys.stdout)
     return existing
+
+
+def _look_at_script(submission: Submission) -> TreeLook | None:
+    """Begin to look at the script's tree, if the run is new; a replay has the tree of another."""
+    if submission.request.paths.status.exists() or submission.replay_of is not None:
+        return None
+    from hpctrain.launch.code_record import look_at_script
+
+    return look_at_script()
 
 
 def prepare(
@@ -327,6 +341,7 @@ def _begin(
     in_background: bool,
     slot: RunSlot | None,
     before: Callable[[], None] | None,
+    look: TreeLook | None,
 ) -> None:
     """Write down what is asked for and who runs it, and submit it where it is a job."""
     from hpctrain.launch.record import write_plan_and_spec
@@ -344,10 +359,10 @@ def _begin(
     if submission.plan.launcher == "slurm":
         from hpctrain.launch.slurm import submit_job
 
-        write_plan_and_spec(submission)
+        write_plan_and_spec(submission, look=look)
         submit_job(submission)
         return
-    write_plan_and_spec(submission)
+    write_plan_and_spec(submission, look=look)
     if in_background:
         from hpctrain.launch.background import start_in_background
 

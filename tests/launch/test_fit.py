@@ -162,7 +162,7 @@ def test_a_job_does_not_wait_for_warnings_of_its_limits(
     ):
         # Of its arguments none is looked at.
         monkeypatch.setattr(
-            f"hpctrain.launch.{module}.{name}", lambda *_, name=name: order.append(name)
+            f"hpctrain.launch.{module}.{name}", lambda *_, name=name, **__: order.append(name)
         )
     submission: Any = SimpleNamespace(
         request=SimpleNamespace(paths=launchers.paths, run_config=RunConfig(name="run", verbose=0)),
@@ -174,3 +174,35 @@ def test_a_job_does_not_wait_for_warnings_of_its_limits(
     order.clear()
     _begin_or_find(submission, warns=False)
     assert order == expected
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_git_looks_at_the_tree_of_a_new_run_before_the_run_is_claimed(
+    launchers: Launchers, monkeypatch: pytest.MonkeyPatch, is_replay: bool
+) -> None:
+    order: list[Any] = []
+
+    def look_at_script() -> str:
+        order.append("git")
+        return "look"
+
+    def begin_or_find(request: Any, begin: Any, policy: Any) -> Existing:
+        order.append("claim")
+        begin([])
+        return BEGINS
+
+    launchers.paths.status.unlink()
+    monkeypatch.setattr("hpctrain.launch.code_record.look_at_script", look_at_script)
+    monkeypatch.setattr("hpctrain.launch.begin.begin_or_find", begin_or_find)
+    monkeypatch.setattr(
+        "hpctrain.launch.record.write_plan_and_spec", lambda _, look: order.append(look)
+    )
+    monkeypatch.setattr("hpctrain.launch.slurm.submit_job", lambda _: order.append("submitted"))
+    submission: Any = SimpleNamespace(
+        request=SimpleNamespace(paths=launchers.paths, run_config=RunConfig(name="run", verbose=0)),
+        plan=SimpleNamespace(launcher="slurm"),
+        replay_of="another run" if is_replay else None,
+    )
+    _begin_or_find(submission, warns=False)
+    begun = [] if is_replay else ["git"]
+    assert order == [*begun, "claim", None if is_replay else "look", "submitted"]

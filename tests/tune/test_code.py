@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpctrain import RunConfig, tune
-from hpctrain.launch.code_record import await_records
+from hpctrain.launch.code_look import await_records
 from hpctrain.tune import tuner
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
 
