@@ -76,3 +76,8 @@ def test_a_function_that_returns_no_constants_is_told_what_to_return() -> None:
 def test_the_name_of_a_search_is_shown_as_it_was_given() -> None:
     with pytest.raises(ConfigError, match=r"^TuneConfig\(search_alg='optuna'\): an object"):
         TuneConfig(search_alg="optuna")
+
+
+def test_an_argument_that_is_not_there_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"OptunaSearch has no argument 'stroage'.*'storage'"):
+        OptunaSearch(stroage="sqlite:///study.db")

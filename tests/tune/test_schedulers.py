@@ -153,6 +153,28 @@ def test_arguments_have_the_order_of_ray_tune(make: Callable[[], TrialScheduler]
     assert (scheduler.time_attr, scheduler.metric, scheduler.mode) == ("epoch", "loss", "min")
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ASHAScheduler(grace_perod=1),
+            r"AsyncHyperBandScheduler has no argument 'grace_perod'\. Did you mean 'grace_period'",
+        ),
+        (lambda: HyperBandScheduler(max_time=1), "HyperBandScheduler has no argument 'max_time'"),
+        (lambda: MedianStoppingRule(hardstop=True), "Did you mean 'hard_stop'"),
+        (lambda: PopulationBasedTraining(hyperparam_mutation={}), "'hyperparam_mutations'"),
+        (lambda: FIFOScheduler(metric="loss"), r"no argument 'metric'\. It has none"),
+        (lambda: ASHAScheduler(*range(9)), r"too many positional arguments\. By position: time_at"),
+    ],
+)
+def test_an_argument_that_is_not_there_is_answered_with_the_nearest_one(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make()
+    assert isinstance(caught.value, TypeError), "it is one in Ray Tune"
+
+
 def test_a_report_that_pbt_cannot_compare_is_refused_where_that_is_asked_for() -> None:
     def make(**requires: bool) -> PopulationBasedTraining:
         rule = PopulationBasedTraining(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from hpctrain.checks import (
+    NamedArguments,
     check_choice,
     check_count,
     check_text,
@@ -56,7 +57,7 @@ class Population(Protocol):
         """Return the configuration that a trial has now."""
 
 
-class TrialScheduler:
+class TrialScheduler(NamedArguments):
     """Decides, report by report, which trials go on. Subclass it for a rule of your own.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from hpctrain.checks import shown
+from hpctrain.checks import NamedArguments, shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.metric import set_metric
 
@@ -28,7 +28,7 @@ class SearchAlgorithm(Protocol):
         """Note that a trial has ended, with its last report."""
 
 
-class Searcher:
+class Searcher(NamedArguments):
     """A base for search algorithms, by Ray Tune's name.
 
     Parameters
