@@ -57,7 +57,7 @@ def status(
         from hpctrain.cli.tune_follow import follow as show_changes
 
         has_jobs = record.started.get("launcher") == "slurm"
-        show_changes(lambda: _render(*read_sweep(sweep)), has_jobs=has_jobs)
+        show_changes(paths, lambda: _render(*read_sweep(sweep)), has_jobs=has_jobs)
         return
     print(_render(paths, record)[0])
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpctrain.tune.ledger import SweepPaths
 
 _ERASE = "\x1b[H\x1b[2J\x1b[3J"
 _INTERVAL_S = 2.0
@@ -10,20 +14,31 @@ _INTERVAL_S = 2.0
 _INTERVAL_WITH_JOBS_S = 15.0
 
 
-def follow(render: Callable[[], tuple[str, bool]], *, has_jobs: bool) -> None:
+def follow(paths: SweepPaths, render: Callable[[], tuple[str, bool]], *, has_jobs: bool) -> None:
     """Print what changes, until the sweep is not at work any more. Not collective.
 
     Parameters
     ----------
+    paths
+        Of the sweep.
     render
         Returns the text, and whether the sweep is at work.
     has_jobs
         Whether trials are jobs.
+
+    Raises
+    ------
+    RunStoppedError
+        If its tuner has died on another host.
     """
     import shutil
     import sys
     import time
 
+    from hpctrain.tune.tuner_life import TunerWatch
+
+    interval_s = _INTERVAL_WITH_JOBS_S if has_jobs else _INTERVAL_S
+    watch = TunerWatch(paths, longest_gap_s=2 * interval_s)
     is_terminal, before = sys.stdout.isatty(), ""
     while True:
         text, is_at_work = render()
@@ -38,7 +53,8 @@ def follow(render: Callable[[], tuple[str, bool]], *, has_jobs: bool) -> None:
         before = text
         if not is_at_work:
             return
-        time.sleep(_INTERVAL_WITH_JOBS_S if has_jobs else _INTERVAL_S)
+        watch.check()
+        time.sleep(interval_s)
 
 
 def crop(text: str, room: int) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from hpctrain import timeouts
-from hpctrain.errors import LaunchError, SupersededError
+from hpctrain.errors import LaunchError, RunStoppedError, SupersededError
 from hpctrain.launch.claim import Claim, find_claim, was_taken_over
 from hpctrain.launch.life import job_is_alive
 from hpctrain.log import log
@@ -139,6 +139,57 @@ def has_life(
         meanwhile()
         time.sleep(_LOOK_INTERVAL_S)
     return False
+
+
+class TunerWatch:
+    """Notices, look by look, that the tuner of a sweep has died on another host.
+
+    Parameters
+    ----------
+    paths
+        Of the sweep.
+    longest_gap_s
+        Seconds that may lie between two looks.
+    """
+
+    def __init__(self, paths: SweepPaths, *, longest_gap_s: float) -> None:
+        self._paths, self._longest_gap_s = paths, longest_gap_s
+        self._claim: Claim | None = None
+        self._seen: object = None
+        self._own = OwnTime(0.0)
+
+    def check(self) -> None:
+        """Raise if no tuner runs the sweep any more, though one holds it. Not collective.
+
+        One of another host counts as alive until it was silent for too long, in seconds of this
+        process's own clock. Slurm is asked once, if it was in a job.
+
+        Raises
+        ------
+        RunStoppedError
+            Then.
+        """
+        claim, now = find_claim(RunPaths(self._paths.root)), time.monotonic()
+        is_new, self._claim = claim != self._claim, claim
+        if claim is None or claim.is_here:
+            return
+        if is_new:
+            with contextlib.suppress(LaunchError):
+                if claim.was_left_by_job(job_is_alive):
+                    self._raise_gone(claim, "was in a job that is over")
+        sign = _read_sign(self._paths)
+        if is_new or sign != self._seen:
+            self._seen, self._own = sign, OwnTime(now, longest_gap_s=self._longest_gap_s)
+        elif self._own.look(now) >= timeouts.EXECUTOR_SILENCE_S:
+            silence = timeouts.describe(timeouts.EXECUTOR_SILENCE_S)
+            self._raise_gone(claim, f"has shown no sign of life for {silence}")
+
+    def _raise_gone(self, claim: Claim, why: str) -> None:
+        owner, root = json.loads(claim.owner), str(self._paths.root)
+        raise RunStoppedError(
+            f"process {owner['pid']} on {owner['host']}, which ran the sweep {root}, {why}. Go on "
+            f"with: Tuner.restore({root!r}, trainable).fit()"
+        )
 
 
 def seconds_of_last(paths: SweepPaths) -> float:

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain import RunStoppedError
+from hpctrain.cli import tune
 from hpctrain.cli.tune_follow import crop
+from hpctrain.tune import tuner_life
+from hpctrain.tune.ledger import SweepLedger, SweepPaths
+from tests.tune.test_tuner_life import PlayedTime, claim_from_elsewhere
 from tests.waiting import wait_until
 
 SCRIPT = """
@@ -94,6 +99,21 @@ def test_of_a_long_table_the_end_is_shown() -> None:
     shown = crop(text, 6).splitlines()
     assert shown == [*text.splitlines()[:2], "(7 trials before)", *rows[7:]]
     assert len(shown) == 6
+
+
+def test_it_ends_when_the_tuner_has_died_on_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", seed=0)
+    claim_from_elsewhere(tmp_path)
+    clock = PlayedTime()
+    monkeypatch.setattr(tuner_life.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(tuner_life.time, "sleep", clock.sleep)
+    with pytest.raises(RunStoppedError, match=r"node-that-is-gone.*no sign of life for 60 s"):
+        tune.status(tmp_path, follow=True)
+    assert 60 <= clock.now < 70
+    assert capsys.readouterr().out.count("running, 0 trials") == 1
 
 
 def test_json_is_no_table_that_changes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import hpctrain
 from hpctrain import ConfigError, RunConfig, tune
-from hpctrain.errors import SupersededError
+from hpctrain.errors import RunStoppedError, SupersededError
 from hpctrain.launch import life
 from hpctrain.launch.claim import find_claim, release_claim
 from hpctrain.rundir.paths import RunPaths
@@ -216,3 +216,54 @@ def test_the_tuner_and_its_trials_are_waited_for_at_the_same_time(
         runner.watch([trial for trial in trials if not trial.state.is_final])
     assert not runner.attach(read_record(ledger.paths).trials["trial_00001"])
     assert 60 <= clock.now < 70
+
+
+def watch_beside(paths: SweepPaths, clock: PlayedTime) -> None:
+    """Look at a sweep every 15 seconds, as who follows its trials does."""
+    watch = tuner_life.TunerWatch(paths, longest_gap_s=30.0)
+    while find_claim(RunPaths(paths.root)) is not None:
+        watch.check()
+        clock.sleep(15.0)
+
+
+def test_who_follows_a_sweep_notices_that_its_tuner_died_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = SweepPaths(root=tmp_path)
+    claim = claim_from_elsewhere(tmp_path)
+    clock = PlayedTime(at_sleep=lambda: clock.now > 200 or paths.alive.write_text(f"a {clock.now}"))
+    monkeypatch.setattr(tuner_life, "time", clock)
+    with pytest.raises(RunStoppedError) as caught:
+        watch_beside(paths, clock)
+    assert 255 <= clock.now <= 270, "a minute after the last sign"
+    said = str(caught.value)
+    assert f"process 7 on node-that-is-gone, which ran the sweep {tmp_path}, has shown no" in said
+    assert f"Tuner.restore({str(tmp_path)!r}, trainable).fit()" in said
+    # Another tuner takes it over, and ends.
+    clock.now, clock.at_sleep = 0.0, lambda: clock.now < 50 or (claim / "owner").write_text("")
+    watch_beside(paths, clock)
+    assert clock.now == 60
+
+
+def test_a_tuner_whose_job_is_over_is_gone_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = claim_from_elsewhere(tmp_path)
+    owner = json.loads((claim / "owner").read_text())
+    cluster = {"job_id": "77", "restarts": 0, "cluster": "c"}
+    (claim / "owner").write_text(json.dumps({**owner, **cluster}))
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    asked: list[str] = []
+
+    def ask(job_id: str) -> bool:
+        asked.append(job_id)
+        return len(asked) < 2
+
+    monkeypatch.setattr(tuner_life, "job_is_alive", ask)
+    watch = tuner_life.TunerWatch(SweepPaths(root=tmp_path), longest_gap_s=30.0)
+    watch.check()
+    watch.check()
+    assert asked == ["77"], "Slurm is asked once, and not again and again"
+    again = tuner_life.TunerWatch(SweepPaths(root=tmp_path), longest_gap_s=30.0)
+    with pytest.raises(RunStoppedError, match="was in a job that is over"):
+        again.check()
