@@ -9,7 +9,7 @@ from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.runner import Report
 from hpctrain.tune.schedulers.scheduler import Decision, Exploit, TrialScheduler
-from hpctrain.tune.search.searcher import STOP, SearchAlgorithm
+from hpctrain.tune.search.searcher import STOP, SearchAlgorithm, Searcher
 from hpctrain.tune.trial import Trial, TrialState
 
 _DECISIONS = get_args(Decision)
@@ -71,6 +71,11 @@ class Learners:
             self._search.on_trial_complete(
                 trial.trial_id, result=None if has_failed else trial.metrics, error=has_failed
             )
+
+    def note_retry(self, trial: Trial) -> None:
+        """Tell that a trial that has failed runs again. Not collective."""
+        if isinstance(self._search, Searcher):
+            self._search.retry_trial(trial.trial_id, trial.config)
 
     def take_exploits(self) -> Sequence[Exploit]:
         """Return which trials are to go on as others. Not collective."""

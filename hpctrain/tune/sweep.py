@@ -221,6 +221,7 @@ class Sweep:
         self._change(trial, TrialEvent.RETRY, anew=anew)
         if anew:
             trial.begin_anew()
+        self._learners.note_retry(trial)
 
     def _step(self) -> bool:
         """Do what is to be done now; return whether there is more to come."""
@@ -338,8 +339,7 @@ class Sweep:
         self._slots.give_back(trial.trial_id)
         self._change(trial, TrialEvent.FAILED, reason=reason)
         self._note_end(trial, was_stopped=False)
-        first = (reason.splitlines() or ["it failed"])[0]
-        self._show(f"{trial.trial_id} failed: {first}")
+        self._show(f"{trial.trial_id} failed: {(reason.splitlines() or ['it failed'])[0]}")
         if self._rules.fail_fast and not self.reason:
             if self._rules.fail_fast == "raise":
                 self._error = TrainingFailedError(f"{trial.trial_id}: {reason}")

@@ -238,3 +238,57 @@ def test_a_storage_that_fails_later_is_named_with_a_next_step(tmp_path: Path) ->
         search.suggest("t1")
     with pytest.raises(HpctrainError, match=message):
         search.on_trial_complete("t0", {"loss": 1.0})
+
+
+def test_a_trial_that_failed_and_runs_again_is_learned_from_once(tmp_path: Path) -> None:
+    for given in ({}, {"storage": f"sqlite:///{tmp_path}/study.db"}):
+        first = OptunaSearch(seed=1, **given)
+        pickled = pickle.dumps(first)
+        first.set_search_properties("loss", "min", SPACE)
+        config = first.suggest("t0") or {}
+        first.on_trial_complete("t0", None, error=True)
+        restored = go_on(pickled)
+        restored.restore_trial("t0", config)
+        # The tuner tells all again, then lets it run once more.
+        restored.on_trial_complete("t0", None, error=True)
+        restored.retry_trial("t0", config)
+        if given:
+            # Killed, and restored without a further retry.
+            restored = go_on(pickled)
+            restored.restore_trial("t0", config)
+        restored.on_trial_result("t0", {"loss": 3.0, "training_iteration": 1})
+        restored.on_trial_complete("t0", {"loss": 2.0})
+        assert restored._study is not None
+        study = restored._study.study
+        assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+        assert study.best_params["x"] == config["x"]
+        assert study.best_value == 2.0
+
+
+def _train_if(config: dict[str, Any]) -> None:
+    hpctrain.report({"loss": abs(config["x"])})
+    if not Path(config["go"]).exists():
+        raise RuntimeError("not yet")
+
+
+def test_a_sweep_that_resumes_what_failed_tells_optuna_of_it(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    tune.Tuner(
+        _train_if,
+        param_space={"x": tune.uniform(-3, 3), "go": str(tmp_path / "go")},
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            num_samples=2,
+            search_alg=OptunaSearch(storage=storage, seed=1),
+        ),
+        run_config=RunConfig(name="sweep", storage_path=str(tmp_path / "runs"), verbose=0),
+    ).fit()
+    assert states(storage) == ["FAIL", "FAIL"]
+    (tmp_path / "go").touch()
+    results = tune.Tuner.restore(tmp_path / "runs/sweep", _train_if, resume_errored=True).fit()
+    assert not results.errors
+    assert states(storage) == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
+    # Nothing is left to resume.
+    tune.Tuner.restore(tmp_path / "runs/sweep", _train_if, resume_errored=True).fit()
+    assert states(storage) == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]

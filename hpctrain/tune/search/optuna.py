@@ -260,6 +260,16 @@ class OptunaSearch(Searcher):
         # They were proposed first.
         del self._points[:1]
         self._draw_on()
+        self._propose_again(trial_id, config, is_retried=False)
+
+    def retry_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        """Propose again what was proposed for a trial that has failed. Not collective.
+
+        For Optuna that one is over: it learns from another one with the same values.
+        """
+        self._propose_again(trial_id, config, is_retried=True)
+
+    def _propose_again(self, trial_id: str, config: Mapping[str, Any], *, is_retried: bool) -> None:
         try:
             if callable(self._space):
                 # What it asked for is in the config by the same names, wherever that is.
@@ -269,7 +279,7 @@ class OptunaSearch(Searcher):
                     name: parameter.choice_of(_find(config, name))
                     for name, parameter in self._parameters.items()
                 }
-            if self._begun.take_back(trial_id, chosen):
+            if not is_retried and self._begun.take_back(trial_id, chosen):
                 return
             self._begun.study.enqueue_trial(chosen)
             self._ask(trial_id)
@@ -279,7 +289,7 @@ class OptunaSearch(Searcher):
         except (AttributeError, LookupError, ValueError) as error:
             changed = [str(error)]
         else:
-            if self._sampler is not None:
+            if self._sampler is not None and not is_retried:
                 # It may count what it draws, and begin again with the first: QMCSampler does.
                 self._known.append(self._numbers(trial_id))
                 self._repeats_left += 1

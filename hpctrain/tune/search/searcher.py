@@ -99,3 +99,6 @@ class Searcher(NamedArguments):
             f"{type(self).__name__} has no restore_trial(trial_id, config), so a sweep with it "
             f"cannot be restored. Add the method."
         )
+
+    def retry_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:  # of interest to some
+        """Note that a trial that has failed runs again. Not collective."""
