@@ -244,6 +244,23 @@ def _explored(config: dict[str, Any], mutations: dict[str, Any], custom: Any = N
     )
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int8, np.float32, np.float64, int])
+def test_numbers_of_numpy_are_drawn_and_moved_as_those_of_python(kind: Any) -> None:
+    mutations = {"size": lambda: kind(50)}
+    drawn = explore(
+        {"size": 10},
+        mutations,
+        resample_probability=1.0,
+        factors=(1.2,),
+        custom=None,
+        rng=random.Random(0),
+    )
+    assert (drawn, type(drawn["size"])) == ({"size": 50}, int)
+    moved = _explored({"size": kind(50)}, mutations)
+    assert moved["size"] in (40, 60)
+    assert type(moved["size"]) is (int if issubclass(kind, (int, np.integer)) else float)
+
+
 def _fail() -> float:
     raise ValueError("no")
 

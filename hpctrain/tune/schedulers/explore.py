@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hpctrain.checks import did_you_mean, shown
+from hpctrain.checks import did_you_mean, plain_number, shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.domains import Domain, Function, Grid
 from hpctrain.tune.variants import copy_containers, show_path
@@ -145,8 +145,9 @@ def _draw(values: Any, path: Path, rng: random.Random) -> Any:
 
 
 def _multiply(old: Any, factor: float, path: Path) -> Any:
-    if isinstance(old, (int, float)):
-        return old * factor
+    number = plain_number(old)
+    if isinstance(number, (int, float)):
+        return number * factor
     raise ConfigError(
         f"{show_path(path)} is {shown(old)}, which cannot be multiplied by {factor}, as Population "
         f"Based Training does with what is no list. Give hyperparam_mutations a list of values: "
@@ -157,6 +158,8 @@ def _multiply(old: Any, factor: float, path: Path) -> Any:
 def _of_its_kind(old: Any, new: Any) -> Any:
     if isinstance(old, bool):
         return bool(new)
+    # numpy's integers are no int: functions that draw with numpy return them.
+    old, new = plain_number(old), plain_number(new)
     return round(new) if isinstance(old, int) and isinstance(new, (int, float)) else new
 
 
