@@ -6,12 +6,29 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hpctrain.checks import check_count, check_seconds, plain_number, show_changes
+from hpctrain.checks import (
+    check_count,
+    check_seconds,
+    did_you_mean,
+    plain_number,
+    show_changes,
+)
 from hpctrain.errors import ConfigError
-from hpctrain.rules import checked, choice, kind, optional, or_default, text, with_value
+from hpctrain.rules import checked, choice, optional, or_default, text, with_value
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 
 _METHODS = ("suggest", "on_trial_result", "on_trial_complete")
+# Ray Tune's names, and the one that everybody knows.
+_SCHEDULERS = {
+    "fifo": "FIFOScheduler",
+    "asha": "ASHAScheduler",
+    "async_hyperband": "ASHAScheduler",
+    "asynchyperband": "ASHAScheduler",
+    "median_stopping_rule": "MedianStoppingRule",
+    "medianstopping": "MedianStoppingRule",
+    "hyperband": "HyperBandScheduler",
+    "pbt": "PopulationBasedTraining",
+}
 
 
 def _num_samples(what: str, value: Any) -> Any:
@@ -41,6 +58,25 @@ def _search_alg(what: str, value: Any) -> Any:
     return value
 
 
+def _scheduler(what: str, value: Any) -> Any:
+    if isinstance(value, TrialScheduler):
+        return value
+    from hpctrain.tune import schedulers
+
+    if isinstance(value, str) and value in _SCHEDULERS:
+        return getattr(schedulers, _SCHEDULERS[value])()
+    if isinstance(value, type) and issubclass(value, TrialScheduler):
+        meant = f"Construct it: {value.__name__}()."
+    elif isinstance(value, str) and (close := did_you_mean(value, _SCHEDULERS)):
+        meant = close
+    else:
+        meant = f"By name there are {', '.join(_SCHEDULERS)}."
+    raise ConfigError(
+        f"{with_value(what, value)}: a scheduler is needed, such as "
+        f"hpctrain.tune.schedulers.ASHAScheduler(), or its name. {meant}"
+    )
+
+
 def _budget(what: str, value: Any) -> Any:
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -66,7 +102,7 @@ def _most_jobs(what: str, value: Any) -> Any:
     metric=optional(text),
     mode=optional(choice("min", "max")),
     search_alg=optional(_search_alg),
-    scheduler=optional(kind(TrialScheduler)),
+    scheduler=optional(_scheduler),
     num_samples=or_default(_num_samples),
     max_concurrent_trials=optional(_most_trials),
     time_budget_s=optional(_budget),
@@ -86,8 +122,9 @@ class TuneConfig:
     search_alg: Any = None
     """What proposes configurations, such as `hpctrain.tune.search.optuna.OptunaSearch`. None: the
     variants of ``param_space``."""
-    scheduler: TrialScheduler | None = None
-    """What decides which trials go on. None: each trial runs to its end."""
+    scheduler: Any = None
+    """What decides which trials go on, such as `hpctrain.tune.schedulers.ASHAScheduler`; its name,
+    ``"asha"``, is one with its defaults. None: each trial runs to its end."""
     num_samples: int = 1
     """How often the grids of ``param_space`` are gone through; without a grid, the number of
     trials."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError
+from hpctrain.tune import TuneConfig
 from hpctrain.tune.schedulers import (
     ASHAScheduler,
     FIFOScheduler,
@@ -231,3 +232,33 @@ def test_numbers_of_numpy_are_numbers() -> None:
     for wrong in (np.bool_(True), np.float64("nan"), np.arange(2), "4"):
         with pytest.raises(ConfigError, match="A number above 0 is needed"):
             ASHAScheduler(max_t=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("fifo", FIFOScheduler),
+        ("asha", ASHAScheduler),
+        ("async_hyperband", ASHAScheduler),
+        ("median_stopping_rule", MedianStoppingRule),
+        ("hyperband", HyperBandScheduler),
+    ],
+)
+def test_a_scheduler_may_be_given_by_its_name(name: str, kind: type[TrialScheduler]) -> None:
+    found = TuneConfig(metric="loss", mode="min", scheduler=name).scheduler
+    assert type(found) is kind
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("hyperbnd", r"'hyperbnd'.*ASHAScheduler\(\), or its name\. Did you mean 'hyperband'"),
+        ("bohb", "By name there are fifo, asha"),
+        (ASHAScheduler, r"Construct it: AsyncHyperBandScheduler\(\)"),
+        (5, "By name there are"),
+        ("pbt", "has nothing to change"),
+    ],
+)
+def test_what_is_no_scheduler_is_refused_with_those_there_are(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TuneConfig(metric="loss", mode="min", scheduler=given)
