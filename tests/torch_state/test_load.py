@@ -8,6 +8,8 @@ import json
 import os
 import queue
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -808,3 +810,18 @@ def test_an_optimizer_keeps_what_it_had_if_nothing_is_loaded(
     with pytest.raises(CheckpointError, match=r"optimizer has a parameter"):
         load_state(saved[0], model=other, optimizer=its_optimizer)
     assert not its_optimizer.state
+
+
+LOADS = """
+import sys, torch
+from hpctrain.torch import load_state, save_state
+save_state(sys.argv[1], model=torch.nn.Linear(2, 2))
+load_state(sys.argv[1], model=torch.nn.Linear(2, 2))
+print([name for name in sys.modules if "state.dcp.torch_files" in name])
+"""
+
+
+def test_a_load_does_not_import_what_reads_files_of_other_programs(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", LOADS, str(tmp_path / "state")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

@@ -8,6 +8,7 @@ from hpctrain.bulk.header import read_layout
 from hpctrain.bulk.index import INDEX_NAME, IndexedFile, StateIndex
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.torch.state.dcp import DCP_METADATA_NAME
 
 _NAMED = 3
 
@@ -29,7 +30,7 @@ def find_index(directory: Path) -> StateIndex:
         pass
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if (directory / ".metadata").exists():
+    if (directory / DCP_METADATA_NAME).exists():
         from hpctrain.torch.state.dcp.torch_files import find_dcp_index
 
         return find_dcp_index(directory)

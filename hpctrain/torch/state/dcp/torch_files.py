@@ -23,12 +23,13 @@ from torch.distributed.checkpoint.planner import ReadItem
 from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.bulk.state_file import Chunk, StateFile
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.torch.state.dcp import DCP_METADATA_NAME
 from hpctrain.torch.state.layout.load_plan import saved_name
 from hpctrain.torch.state.state_dict.dtypes import safetensors_name
 from hpctrain.torch.state.state_dict.flatten import FlatState
 from hpctrain.torch.state.state_dict.json_values import encode
 
-METADATA_NAME = ".metadata"
+METADATA_NAME = DCP_METADATA_NAME
 # All that torch pickles there. Whole modules would not do: each has what it imports, os included.
 _NAMES = {
     "torch.distributed.checkpoint.metadata": {
