@@ -229,7 +229,8 @@ class BackendConfig:
     ranks: they start no thread, and use neither MPI nor a GPU."""
     preload_for_trials: ClassVar[tuple[str, ...]] = ()
     """More of them, which most training functions lead to: for a process that is kept from trial to
-    trial of a sweep, and so imports once for many ranks."""
+    trial of a sweep, and so imports once for many ranks, and for restarts of ranks that have
+    imported them."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are of the same class, with the same settings."""

@@ -87,6 +87,8 @@ class Executor:
         self._spec_digest = spec_digest
         self._resume_from = resume_from
         self._fork_server = fork_server
+        if fork_server is not None:
+            fork_server.may_restart = run_config.failure_config.max_failures != 0
         self._first_steps = first_steps
         self._container = None
         if plan.container is not None:

@@ -168,4 +168,5 @@ def _forks(run_spec: RunSpec, first: FirstStart) -> RankForks | None:
     modules = run_spec.settings.preload
     if not modules or not environ.wants_fork_server():
         return None
-    return StepForkServers(modules, own_places=first.own_places)
+    further = run_spec.settings.preload_for_trials
+    return StepForkServers(modules, own_places=first.own_places, further=further)

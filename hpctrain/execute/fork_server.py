@@ -7,33 +7,17 @@ much, so that this module imports little.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 
 from hpctrain import environ, timeouts
-from hpctrain.control import local_socket
+from hpctrain.execute.fork_server_process import ForkServerProcess
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.modules import own_places
 from hpctrain.plan.spec import RankSettings
 from hpctrain.worker.threads import thread_variables
-
-# Room for the command of a rank in the arguments of the server, whose forks show it there.
-_PADDING = 2048
-_LINE_BYTES = 2**16
-_BACKLOG = 4096
-_LOOK_INTERVAL_S = 0.05
-# What a server may have more in memory than when it was ready: each rank would begin with it.
-_MOST_GROWN, _MOST_GROWN_BYTES = 1.5, 64 * 2**20
 
 
 def fork_server_for(
@@ -62,11 +46,13 @@ def fork_server_for(
     if plan.in_job:
         from hpctrain.execute.step_fork_servers import StepForkServers
 
-        return StepForkServers(settings.preload, own_places=places)
+        further = settings.preload_for_trials
+        return StepForkServers(settings.preload, own_places=places, further=further)
     return ForkServers(
         settings.preload,
         own_places=places,
         environment=rank_environment(plan.threads_per_task, plan.environment),
+        further=settings.preload_for_trials,
     )
 
 
@@ -100,23 +86,37 @@ class ForkServers(RankForks):
         Directories of the user's modules.
     environment
         Its whole environment: that of ranks, but for what a launcher sets.
+    further
+        What it may import besides, once ranks have imported it.
     """
 
+    settle_s = 5.0
+    """Seconds after the first of these before another server imports them too."""
+
     def __init__(
-        self, modules: Sequence[str], *, own_places: Sequence[str], environment: Mapping[str, str]
+        self,
+        modules: Sequence[str],
+        *,
+        own_places: Sequence[str],
+        environment: Mapping[str, str],
+        further: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._asked = {"modules": [*modules], "own_places": [*own_places]}
         self._environment = dict(environment)
-        self._server: _Server | None = None
+        self._server: ForkServerProcess | None = None
         self._unusable = ""
+        self._further = tuple(further)
+        self._settled: Deadline | None = None
+        self._next: ForkServerProcess | None = None
+        self._next_asked = self._asked
 
     def start(self) -> None:
         """Start a server, if there is none, and do not wait for its imports. Never raises."""
         if self._server is not None or self._unusable:
             return
         try:
-            self._server = _Server(self._asked, self._environment)
+            self._server = ForkServerProcess(self._asked, self._environment)
         except OSError as error:
             self._give_up(f"it cannot be started: {error}")
 
@@ -159,36 +159,91 @@ class ForkServers(RankForks):
         """Wait until no forked rank is left; return whether that is so."""
         return self._server is None or self._server.await_idle(timeout_s)
 
+    def prepare_restart(self, imported: Collection[str]) -> None:
+        """Start another server, which imports more, beside the one that the ranks were forked by.
+
+        Once it is ready, the ranks of the next attempt are forked by it.
+        """
+        had = self._asked["modules"]
+        more = [name for name in self._further if name in imported and name not in had]
+        if not more or not self.may_restart or self._next is not None or self._unusable:
+            return
+        # Ranks begin to train, and import more. They need the CPUs.
+        self._settled = self._settled or Deadline(self.settle_s)
+        if not self._settled.is_over:
+            return
+        self._settled = None
+        self._next_asked = {**self._asked, "modules": [*had, *more]}
+        try:
+            self._next = ForkServerProcess(self._next_asked, self._environment)
+        except OSError:
+            self._further = ()
+
     def close(self) -> None:
         """End the server, which ends no rank that still lives."""
+        self._close_current()
+        self._close_next()
+
+    def _close_current(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _close_next(self) -> None:
+        if self._next is not None:
+            self._next.close()
+            self._next = None
 
     def abandon(self) -> None:
         """Close the descriptors in a fork of this process, which goes on with the server."""
         if self._server is not None:
             self._server.abandon()
             self._server = None
+        if self._next is not None:
+            self._next.abandon()
+            self._next = None
 
     @property
     def pid(self) -> int | None:
         """Process of the server; None if there is none."""
         return None if self._server is None else self._server.pid
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether another server imports for the next attempt."""
+        return self._next is not None and not (
+            self._next.is_ready or self._next.has_ended or self._next.unusable
+        )
+
     def _renew(self, environment: Mapping[str, str]) -> None:
         """Have a server that is alive and up to date, if there can be one."""
         self._listen()
         wanted = {n: v for n, v in environment.items() if not environ.is_of_launcher(n)}
         had = {n: v for n, v in self._environment.items() if not environ.is_of_launcher(n)}
-        server = self._server
-        if server is not None and (
-            server.has_ended or wanted != had or server.is_stale() or server.has_grown
-        ):
+        if wanted != had:
             self.close()
+        self._change_over()
+        server = self._server
+        if server is not None and (server.has_ended or server.is_stale() or server.has_grown):
+            self._close_current()
         if self._server is None:
             self._environment = dict(environment)
             self.start()
+
+    def _change_over(self) -> None:
+        """Let the other server take over if it is ready; do without it if it never will be."""
+        if self._next is None:
+            return
+        if self._next.is_ready:
+            if (last := self._server) is not None:
+                # The ranks that start need not wait for its end.
+                threading.Thread(target=last.close, daemon=True).start()
+            self._server, self._next = self._next, None
+            self._asked = self._next_asked
+        elif self._next.has_ended or self._next.unusable:
+            # What ranks have imported may start a thread, or need what only ranks have.
+            self._close_next()
+            self._further = ()
 
     def _listen(self) -> None:
         server = self._server
@@ -196,199 +251,10 @@ class ForkServers(RankForks):
             return
         self._reasons += server.take_refusals()
         if server.unusable:
-            self.close()
+            self._close_current()
             self._give_up(server.unusable)
 
     def _give_up(self, reason: str) -> None:
         """Do without a server from now on: the next one would meet with the same."""
         self._unusable = reason
         self._reasons.append(reason)
-
-
-class _Server:
-    """A process of `hpctrain.worker.fork_server`."""
-
-    def __init__(self, asked: Mapping[str, object], environment: Mapping[str, str]) -> None:
-        self.name = local_socket.new_socket_name()
-        self.unusable = ""
-        """Why it has refused to serve; empty if it has not."""
-        self._refusals: list[str] = []
-        self._is_idle = True
-        self._counts: list[int] = []
-        self._stamps: dict[str, int] = {}
-        self._ready_bytes = 0
-        self._received = b""
-        ours, theirs = socket.socketpair()
-        self._socket = ours
-        # Here, since clients may be quicker than its interpreter.
-        listener = local_socket.listen(self.name, backlog=_BACKLOG)
-        passed = [listener.fileno(), theirs.fileno()]
-        # What its imports print: each rank prints it again.
-        printed = [os.memfd_create(f"hpctrain-{stream}") for stream in ("stdout", "stderr")]
-        try:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "hpctrain.worker.fork_server"),
-                    # No client waits here to learn why it does not serve.
-                    *(*map(str, passed), "0", "-" * _PADDING),
-                ],
-                env={**environment},
-                stdin=subprocess.DEVNULL,
-                stdout=printed[0],
-                stderr=printed[1],
-                pass_fds=passed,
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            os.close(printed[1])
-            raise
-        finally:
-            theirs.close()
-            listener.close()
-            os.close(printed[0])
-        self._errors = printed[1]
-        self._socket.settimeout(timeouts.FORK_SERVER_END_S)
-        try:
-            self._socket.sendall(json.dumps(asked).encode() + b"\n")
-        except OSError:
-            # It has ended already: so it is found.
-            pass
-        self._socket.setblocking(False)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is gone."""
-        return self._process.poll() is not None
-
-    @property
-    def has_grown(self) -> bool:
-        """Whether it has much more in memory than when it was ready."""
-        from hpctrain.worker.forking import resident_bytes
-
-        most = self._ready_bytes * _MOST_GROWN + _MOST_GROWN_BYTES
-        return self._ready_bytes > 0 and resident_bytes(self.pid) > most
-
-    def take_refusals(self) -> list[str]:
-        """Return why it has not forked ranks, as far as that was not returned before."""
-        self._listen()
-        refusals, self._refusals = self._refusals, []
-        return refusals
-
-    def is_stale(self) -> bool:
-        """Return whether packages were installed, or replaced, since it has imported."""
-        self._listen()
-        return any(_stamp(path) != stamp for path, stamp in self._stamps.items())
-
-    def await_idle(self, timeout_s: float) -> bool:
-        """Wait until no rank of its is left; return whether that is so."""
-        self._is_idle = False
-        try:
-            self._socket.sendall(b"i")
-        except OSError:
-            return self.has_ended
-        deadline = Deadline(timeout_s)
-        while not self._is_idle and not deadline.is_over and not self.has_ended:
-            _await_readable(self._socket.fileno(), _LOOK_INTERVAL_S)
-            self._listen()
-        return self._is_idle
-
-    def close(self) -> None:
-        """Let it end, and wait for that, unless ranks of it still live: it ends with the last."""
-        has_ranks = bool(self._count_ranks())
-        self._socket.close()
-        os.close(self._errors)
-        if has_ranks:
-            # Nothing else collects its exit status.
-            threading.Thread(target=self._process.wait, daemon=True).start()
-            return
-        # Where the kernel is too old for a pidfd, the server has refused, and has ended.
-        with contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(self.pid)
-            # subprocess's own wait looks ever more seldom.
-            _await_readable(pidfd, timeouts.FORK_SERVER_END_S)
-            os.close(pidfd)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-    def abandon(self) -> None:
-        """Close the descriptors, in a fork."""
-        self._socket.close()
-        os.close(self._errors)
-
-    def _count_ranks(self) -> int | None:
-        """Return how many ranks of it live; None if it does not say, as while it imports."""
-        self._listen()
-        self._counts.clear()
-        try:
-            if self._stamps:
-                self._socket.sendall(b"n")
-        except OSError:
-            return None
-        deadline = Deadline(timeouts.FORK_SERVER_END_S if self._stamps else 0.0)
-        while not self._counts and not deadline.is_over and not self.has_ended:
-            _await_readable(self._socket.fileno(), _LOOK_INTERVAL_S)
-            self._listen()
-        return self._counts[-1] if self._counts else None
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                received = self._socket.recv(_LINE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                received = b""
-            if not received:
-                if self.has_ended and not self.unusable and not self._stamps:
-                    self.unusable = self._last_words()
-                return
-            *lines, self._received = (self._received + received).split(b"\n")
-            for line in lines:
-                self._take(json.loads(line))
-
-    def _take(self, message: Mapping[str, object]) -> None:
-        if "idle" in message:
-            self._is_idle = True
-        elif "ranks" in message:
-            self._counts.append(int(str(message["ranks"])))
-        elif "refused" in message:
-            self._refusals.append(str(message["refused"]))
-        elif "unusable" in message:
-            self.unusable = str(message["unusable"])
-        elif "ready" in message:
-            origins, places, resident = message["origins"], message["places"], message["resident"]
-            assert isinstance(resident, int)
-            self._ready_bytes = resident
-            assert isinstance(origins, dict)
-            assert isinstance(places, list)
-            watched = {*places, *(os.path.dirname(p) for p in origins.values()), *origins.values()}
-            self._stamps = {path: _stamp(path) for path in watched}
-
-    def _last_words(self) -> str:
-        size = os.fstat(self._errors).st_size
-        text = os.pread(self._errors, _LINE_BYTES, max(0, size - _LINE_BYTES)).decode(
-            errors="replace"
-        )
-        last = text.strip().splitlines()[-1:] or [f"status {self._process.returncode}"]
-        return f"it ended while it imported: {last[0]}"
-
-
-def _await_readable(descriptor: int, timeout_s: float) -> None:
-    # Unlike select(), it takes descriptors above 1023, as a script with many open files has.
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    poller.poll(timeout_s * 1000)
-
-
-def _stamp(path: str) -> int:
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain import environ, timeouts
@@ -36,6 +36,9 @@ class RankForks(ABC):
 
     It is an offer: a rank that is not forked starts as an ordinary process.
     """
+
+    may_restart = False
+    """Whether its ranks may have to start again."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
@@ -70,6 +73,17 @@ class RankForks(ABC):
             File of the client, where the ranks are.
         are_alone
             Whether each rank has its node to itself.
+        """
+
+    def prepare_restart(self, imported: Collection[str]) -> None:  # noqa: B027
+        """Let ranks of the next attempt be forked with modules that those of this one imported.
+
+        Not waited for. Never raises. By default nothing happens.
+
+        Parameters
+        ----------
+        imported
+            All that is known of so far.
         """
 
     def note(self, reasons: Iterable[str]) -> None:

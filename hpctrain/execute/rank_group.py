@@ -86,6 +86,7 @@ class RankGroup(CallsFunctions):
         self._is_watched = False
         self._workers: dict[int, WorkerMetadata] = {}
         self._frames: deque[Frame] = deque()
+        self._imported: set[str] = set()
         self._calls = Calls(self._receive, self._explain_death)
         self._examiner = Examiner()
 
@@ -218,6 +219,11 @@ class RankGroup(CallsFunctions):
             self._frames.clear()
             return frames
         frames = [frame for frame in hub.poll(timeout_s) if not self._calls.take(frame)]
+        for frame in frames:
+            if frame.op == "imported":
+                self._imported.update(frame.header["modules"])
+        if self._imported and self._how.fork_server is not None:
+            self._how.fork_server.prepare_restart(self._imported)
         return frames + self._examiner.frames()
 
     def watch(self, descriptor: int, callback: Callable[[], None]) -> None:

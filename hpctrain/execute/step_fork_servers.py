@@ -9,7 +9,7 @@ the step.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from hpctrain import environ
 from hpctrain.control.local_socket import new_socket_name
@@ -28,12 +28,17 @@ class StepForkServers(RankForks):
         What a server imports.
     own_places
         Directories of the user's modules.
+    further
+        What it may import besides, once ranks have imported it.
     """
 
-    def __init__(self, modules: Sequence[str], *, own_places: Sequence[str]) -> None:
+    def __init__(
+        self, modules: Sequence[str], *, own_places: Sequence[str], further: Sequence[str] = ()
+    ) -> None:
         super().__init__()
-        asked = {"modules": [*modules], "own_places": [*own_places]}
-        self._asked = json.dumps(asked, separators=(",", ":"))
+        self._modules, self._own_places = tuple(modules), tuple(own_places)
+        self._further = tuple(further)
+        self._learnt: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Do nothing: each step starts its own."""
@@ -57,7 +62,7 @@ class StepForkServers(RankForks):
         """Return what a launcher is to start for the command of a rank."""
         if are_alone:
             # What it imports is all that its node imports.
-            return with_imports(command, self._asked)
+            return with_imports(command, self._asked())
         # As a rule each rank has CPUs of its own.
         if reason := explain_binding(environment):
             self.note([reason])
@@ -67,7 +72,23 @@ class StepForkServers(RankForks):
         is_on_node = environ.variable("SLURMD_NODENAME") is not None
         python = system_python() if is_on_node and self._trusts_nodes and client == CLIENT else ""
         name = new_socket_name()
-        return client_argv(name, command, client=client, asked=self._asked, python=python)
+        return client_argv(name, command, client=client, asked=self._asked(), python=python)
+
+    def prepare_restart(self, imported: Collection[str]) -> None:
+        """Let the next step's servers import more."""
+        self._learnt = tuple(name for name in self._further if name in imported)
+
+    def note(self, reasons: Iterable[str]) -> None:
+        """Take why ranks were not forked; that may be due to what the servers imported besides."""
+        given = tuple(reasons)
+        super().note(given)
+        if given and self._learnt:
+            self._further = self._learnt = ()
+
+    def _asked(self) -> str:
+        modules = dict.fromkeys((*self._modules, *self._learnt))
+        asked = {"modules": [*modules], "own_places": [*self._own_places]}
+        return json.dumps(asked, separators=(",", ":"))
 
     def await_idle(self) -> bool:
         """Return that no forked rank is left: they end with their step."""

@@ -53,7 +53,8 @@ class RankSettings:
     preload: tuple[str, ...] = ()
     """Modules that one process of a node may import for all of its ranks."""
     preload_for_trials: tuple[str, ...] = ()
-    """More of them, for a process that is kept from trial to trial."""
+    """More of them, for a process that is kept from trial to trial; in a run of its own, for those
+    that start again after ranks have imported them."""
     stops_at: Mapping[str, float] | None = None
     """Stop criteria at whose report ranks wait for the executor; None: they go on meanwhile."""
     seed: int | None = None

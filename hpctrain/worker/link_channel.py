@@ -7,6 +7,7 @@ import json
 from hpctrain.control.link import Link
 from hpctrain.control.wire import Frame
 from hpctrain.worker.commits import Verdict
+from hpctrain.worker.import_watch import ImportWatch
 from hpctrain.worker.report import Session
 
 
@@ -19,11 +20,16 @@ class LinkChannel:
         To the executor.
     at_once
         Whether each report is sent by itself, since the rank waits for what follows from it.
+    imports
+        Tells what the training function has imported, which is sent with reports.
     """
 
-    def __init__(self, link: Link, *, at_once: bool = False) -> None:
+    def __init__(
+        self, link: Link, *, at_once: bool = False, imports: ImportWatch | None = None
+    ) -> None:
         self._link = link
         self._at_once = at_once
+        self._imports = imports
 
     def report(self, line: bytes) -> None:
         """Pass a report's metrics on, soon."""
@@ -31,10 +37,12 @@ class LinkChannel:
             self._link.post("report", line)
         else:
             self._link.post_report(line)
+        self._send_imports()
 
     def announce(self, line: bytes) -> None:
         """Pass a report on, at once, whose part of a checkpoint follows."""
         self._link.post("report", line, part_follows=True)
+        self._send_imports()
 
     def part(self, report: int, part: bytes) -> None:
         """Pass a staged part of a checkpoint on, at once."""
@@ -51,6 +59,10 @@ class LinkChannel:
     def progress(self, op: str, **details: str | int) -> None:
         """Pass on how far this rank is."""
         self._link.post(op, b"", **details)
+
+    def _send_imports(self) -> None:
+        if self._imports is not None and (names := self._imports.take_new()):
+            self._link.post("imported", modules=names)
 
 
 def connect_session(link: Link, session: Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from hpctrain.checkpoint import Checkpoint
@@ -11,6 +12,7 @@ from hpctrain.control.link import Link
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import describe_exception
+from hpctrain.worker.import_watch import ImportWatch
 from hpctrain.worker.link_channel import LinkChannel, connect_session
 from hpctrain.worker.report import Session
 from hpctrain.worker.train import pack_return_value, run_training
@@ -54,10 +56,15 @@ class LinkedTraining:
         self._paths = paths
         self._spec = run_spec
         self._phase = "importing"
+        # Ranks import the same, as a rule.
+        watched = run_spec.settings.preload_for_trials if world.world_rank == 0 else ()
+        self._imports = ImportWatch(watched)
         self._session = Session(
             world=world,
             paths=paths,
-            channel=LinkChannel(link, at_once=run_spec.settings.awaits_decisions),
+            channel=LinkChannel(
+                link, at_once=run_spec.settings.awaits_decisions, imports=self._imports
+            ),
             first_report=first_report,
             checkpoint=checkpoint,
             commit_timeout_s=run_spec.settings.commit_timeout_s,
@@ -66,9 +73,14 @@ class LinkedTraining:
 
     def run(self, comm: Comm) -> None:
         """Train, and send what the function returned. Collective."""
-        value = run_training(
-            self._spec, paths=self._paths, session=self._session, comm=comm, on_phase=self._enter
-        )
+        with closing(self._imports):
+            value = run_training(
+                self._spec,
+                paths=self._paths,
+                session=self._session,
+                comm=comm,
+                on_phase=self._enter,
+            )
         body = pack_return_value(self._world, value)
         self._link.post("done", body, notified=self._session.was_notified)
 
@@ -87,4 +99,8 @@ class LinkedTraining:
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
+        if phase == "backend":
+            self._imports.enter_backend()
+        elif phase == "training":
+            self._imports.enter_training()
         self._link.post("phase", phase=phase)

@@ -141,12 +141,15 @@ WAITS = """
 
     class Config(BackendConfig):
         preload = ("hpctrain.worker.main", "numpy")
+        preload_for_trials = ("wave",)
 
     def train(config):
         import os, signal
         import hpctrain, hpctrain.collective
         here, context = Path(config["here"]), hpctrain.get_context()
         rank, attempt = context.get_world_rank(), context.world.attempt
+        had = "wave" in sys.modules
+        import wave
         if config["restarts"] > 1:
             # A run that makes no progress is stopped.
             saved = hpctrain.Checkpoint.from_dict({"attempt": attempt})
@@ -155,7 +158,7 @@ WAITS = """
             parent = file.read().replace(chr(0), " ")
         step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
         with open("/proc/self/cgroup") as file:
-            mine = {"parent": parent, "step": step, "cgroup": file.read()}
+            mine = {"parent": parent, "step": step, "cgroup": file.read(), "had": had}
         (here / f"new-{attempt}-{rank}").write_text(json.dumps(mine))
         (here / f"new-{attempt}-{rank}").rename(here / f"here-{attempt}-{rank}")
         hpctrain.collective.barrier()
@@ -279,7 +282,10 @@ def test_restarts_in_a_row_leave_the_executor_and_the_agents_as_they_were(
     job = Job(tmp_path, virtual_slurm, dies=1, restarts=restarts)
     found = []
     for attempt in range(1, restarts + 2):
-        assert "hpctrain.worker.fork_server" in job.ranks(attempt)[3]["parent"]
+        ranks = job.ranks(attempt)
+        assert "hpctrain.worker.fork_server" in ranks[3]["parent"]
+        # What ranks have imported the next ones have from their servers.
+        assert [rank["had"] for rank in ranks] == [attempt > 1] * 4
         executor = job.left(str(tmp_path / "wait.py"))
         agents = job.left("hpctrain.execute.agent")
         found.append({pid: _held(pid) for pid in (*executor, *agents)})

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain import ConfigError, FailureConfig
+from hpctrain.execute.fork_server import ForkServers
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.torch import TorchConfig, TorchTrainer
@@ -132,6 +133,74 @@ def test_a_restart_has_the_server_of_the_first_start(tmp_path: Path) -> None:
     assert _reasons(result.path) == []
     restarts = [e for e in read_events(RunPaths(result.path)) if e["event"] == "restart"]
     assert ["killed (SIGKILL)" in restart["what"] for restart in restarts] == [True]
+    wait_until(lambda: not Path(f"/proc/{server}").exists(), "the server outlives its run")
+
+
+def _optimizes_until_it_is_killed(go: str) -> Callable[[], Any]:
+    def train() -> dict[str, Any]:
+        import os
+        import signal
+        import sys
+        import time
+        from pathlib import Path
+
+        import torch
+
+        import hpctrain
+
+        context, had = hpctrain.get_context(), "torch._dynamo" in sys.modules
+        torch.manual_seed(3)
+        model = torch.nn.Linear(32, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        losses = []
+        for _ in range(5):
+            loss = model(torch.randn(64, 32)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item().hex())
+        server = os.getppid()
+        hpctrain.report({"server": server})
+        while context.world.attempt == 1 and not Path(go).exists():
+            time.sleep(0.02)
+        if context.world.attempt == 1 and context.get_world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.barrier()
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        return {"losses": losses, "had": had, "server": server, "cache": cache}
+
+    return train
+
+
+def test_a_restart_has_the_modules_of_the_first_start_and_computes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, prepare = tmp_path / "go", ForkServers.prepare_restart
+
+    def prepare_and_tell(self: ForkServers, imported: Collection[str]) -> None:
+        prepare(self, imported)
+        if not self.is_preparing:
+            go.touch()
+
+    monkeypatch.setattr(ForkServers, "settle_s", 0.0)
+    monkeypatch.setattr(ForkServers, "prepare_restart", prepare_and_tell)
+    found = {}
+    for wanted in ("1", "0"):
+        monkeypatch.setenv("HPCTRAIN_FORK_SERVER", wanted)
+        result = fit(
+            _optimizes_until_it_is_killed(str(go)),
+            tmp_path,
+            name=wanted,
+            trainer=TorchTrainer,
+            failure_config=FailureConfig(max_failures=1),
+        )
+        assert result.return_value is not None
+        found[wanted] = result.return_value
+        assert _reasons(result.path) == []
+    assert [found["1"].pop("had"), found["0"].pop("had")] == [True, False]
+    server = found["1"].pop("server")
+    del found["0"]["server"]
+    assert found["1"] == found["0"]
     wait_until(lambda: not Path(f"/proc/{server}").exists(), "the server outlives its run")
 
 

@@ -31,16 +31,20 @@ def make_servers(tmp_path: Path, variables: dict[str, str]) -> Iterator[Callable
     made: list[ForkServers] = []
 
     def make(
-        *modules: str, own_places: tuple[str, ...] = (), further: Mapping[str, str] | None = None
+        *modules: str,
+        own_places: tuple[str, ...] = (),
+        further: Mapping[str, str] | None = None,
+        may_have: tuple[str, ...] = (),
     ) -> ForkServers:
-        made.append(
-            ForkServers(
-                modules or ("json", "tempfile"),
-                own_places=own_places,
-                environment={**variables, **(further or {})},
-            )
+        servers = ForkServers(
+            modules or ("json", "tempfile"),
+            own_places=own_places,
+            environment={**variables, **(further or {})},
+            further=may_have,
         )
-        return made[-1]
+        servers.may_restart, servers.settle_s = True, 0.0
+        made.append(servers)
+        return servers
 
     yield make
     for servers in made:
@@ -425,6 +429,73 @@ def library(tmp_path: Path, variables: dict[str, str]) -> Callable[[str], None]:
         )
 
     return install
+
+
+LOOKS = "import sys; print('wave' in sys.modules, 'library' in sys.modules)"
+
+
+def test_a_restart_has_what_ranks_have_imported(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, f"{LOOKS}\nsys.stdin.read()")
+    servers = make_servers(may_have=("wave", "library"))
+    options = {"stdin": subprocess.PIPE}
+    waits = program.start(servers.command(program.plain, variables), **options)
+    assert waits.stdout is not None
+    assert waits.stdout.readline() == "False False\n"
+    first = servers.pid
+    assert first is not None
+    servers.prepare_restart({"wave", "unheard_of"})
+    assert servers.is_preparing
+    # Where a rank is started meanwhile, the first server forks it.
+    early = program.start(servers.command(program.plain, variables), **options)
+    assert early.communicate(timeout=60)[0] == "False False\n"
+    assert servers.pid == first
+    wait_until(lambda: not servers.is_preparing)
+    done = program.run(servers.command(program.plain, variables))
+    assert (done.stdout, done.stderr) == ("True False\n", "")
+    assert servers.pid not in (None, first)
+    # What it knows already starts no other one.
+    servers.prepare_restart({"wave"})
+    assert not servers.is_preparing
+    # Ranks of the first one go on, and it ends with them.
+    assert waits.poll() is None
+    waits.communicate(timeout=60)
+    assert waits.returncode == 0
+    wait_until(lambda: not is_alive(first), "the first server outlives its ranks")
+    assert servers.take_reasons() == []
+
+
+@pytest.mark.parametrize("which", UNUSABLE)
+def test_what_cannot_be_imported_for_a_restart_changes_nothing(
+    which: str,
+    tmp_path: Path,
+    variables: dict[str, str],
+    library: Callable[[str], None],
+    make_servers: Callable[..., ForkServers],
+) -> None:
+    library(UNUSABLE[which][0])
+    program = Program(tmp_path, variables, LOOKS)
+    servers = make_servers(may_have=("library",))
+    assert program.run(servers.command(program.plain, variables)).stdout == "False False\n"
+    first = servers.pid
+    servers.prepare_restart({"library"})
+    wait_until(lambda: not servers.is_preparing)
+    assert program.run(servers.command(program.plain, variables)).stdout == "False False\n"
+    assert servers.pid == first
+    # Nor is it tried again.
+    servers.prepare_restart({"library"})
+    assert not servers.is_preparing
+    assert servers.take_reasons() == []
+
+
+def test_nothing_is_prepared_for_a_run_that_does_not_restart(
+    make_servers: Callable[..., ForkServers],
+) -> None:
+    servers = make_servers(may_have=("wave",))
+    servers.may_restart = False
+    servers.prepare_restart({"wave"})
+    assert not servers.is_preparing
 
 
 def test_what_an_import_tidies_up_at_exit_is_there_until_the_last_rank_has_ended(
