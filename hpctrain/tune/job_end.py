@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpctrain import environ
 from hpctrain.execute.time_limit import TimeLimit
 from hpctrain.slurm_config import SlurmConfig
+from hpctrain.tune.stops import StopTimes
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -20,13 +23,29 @@ class JobEnd:
     def __init__(self) -> None:
         self._signals: list[str] = []
         self._time_limit: TimeLimit | None = None
+        self._deadline: float | None = None
 
     def why(self) -> str:
         """Return why the job ends soon; empty as long as it does not. Not collective."""
         if self._signals:
             return f"job {environ.variable('SLURM_JOB_ID')} got {self._signals[0]}"
         notice = None if self._time_limit is None else self._time_limit.step()
-        return "" if notice is None else notice.why
+        if notice is None:
+            return ""
+        self._deadline = notice.deadline
+        return notice.why
+
+    def stop_times(self, patience_s: float) -> StopTimes:
+        """Return how long trials are waited for that are asked to stop now. Not collective.
+
+        Parameters
+        ----------
+        patience_s
+            Seconds that they have where the job does not end before.
+        """
+        limit = None if self._time_limit is None else self._time_limit.end
+        end = limit or self._deadline
+        return StopTimes.of(patience_s, math.inf if end is None else end - time.time())
 
     @contextmanager
     def watched(self) -> Iterator[None]:

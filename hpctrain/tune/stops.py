@@ -3,10 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from hpctrain.tune.runner import TrialRunner
-from hpctrain.tune.trial import Trial
+from hpctrain.tune.trial import Trial, TrialState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopTimes:
+    """How long a sweep that stops waits for its trials."""
+
+    patience_s: float
+    """Seconds that they have to stop at their next reports; then they are ended."""
+    give_up_s: float
+    """Seconds after which that is not waited for any more."""
+
+    @classmethod
+    def of(cls, patience_s: float, left_s: float = math.inf) -> StopTimes:
+        """Return them. Pure.
+
+        Parameters
+        ----------
+        patience_s
+            Seconds that trials have, if there is time enough.
+        left_s
+            Seconds until the job ends. Some are kept for the ends of trials, and for what follows:
+            the job script may queue the job again.
+
+        Examples
+        --------
+        >>> StopTimes.of(100, 120), StopTimes.of(100, 16)
+        (StopTimes(patience_s=100, give_up_s=110.0), StopTimes(patience_s=8.0, give_up_s=12.0))
+        """
+        left_s = max(left_s, 0.0)
+        patience_s = min(patience_s, max(left_s / 2, left_s - _RESERVE_S))
+        return cls(
+            patience_s=patience_s,
+            give_up_s=min(2 * patience_s, (patience_s + left_s) / 2),
+        )
+
+
+# As that of a single run.
+_RESERVE_S = 20.0
 
 
 class Stops:
@@ -32,6 +71,23 @@ class Stops:
         """Ask a run to stop. Not collective."""
         self._since[trial.trial_id] = self._clock()
         self._runner.stop(trial)
+
+    def leave(self, trials: Iterable[Trial], times: StopTimes, *, now: bool) -> None:
+        """Ask all runs to stop that were not asked before. Not collective.
+
+        Parameters
+        ----------
+        times
+            How long they have.
+        now
+            Whether they are ended at once.
+        """
+        self._patience_s = times.patience_s
+        for trial in trials:
+            if trial.state is TrialState.RUNNING:
+                self.ask(trial)
+            if now:
+                self._runner.end(trial)
 
     def enforce(self, trial: Trial) -> None:
         """End a run that was asked to stop and has not done so in time. Not collective."""

@@ -26,7 +26,7 @@ from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.starts import Starts
-from hpctrain.tune.stops import Stops
+from hpctrain.tune.stops import Stops, StopTimes
 from hpctrain.tune.sweep_lines import describe_end, explain_silence
 from hpctrain.tune.sweep_rules import SweepRules, check_metrics
 from hpctrain.tune.transfers import Transfers
@@ -64,6 +64,8 @@ class Sweep:
         Returns the names of the trials that a person has stopped for good.
     is_urgent
         Returns whether runs are to end at once when the sweep stops.
+    stop_times
+        Returns how long trials are waited for, given the seconds that they have if nothing presses.
     check_hold
         Raises SupersededError if another process runs the sweep by now.
     clock
@@ -84,6 +86,7 @@ class Sweep:
         why_leave: Callable[[], str] = lambda: "",
         find_stopped: Callable[[], Collection[str]] = lambda: (),
         is_urgent: Callable[[], bool] = lambda: False,
+        stop_times: Callable[[float], StopTimes] = StopTimes.of,
         check_hold: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,7 +118,7 @@ class Sweep:
         self._rules, self._show, self._clock = rules, show, clock
         self._why_leave, self._cut_off = why_leave, ""
         self._find_stopped, self._is_urgent = find_stopped, is_urgent
-        self._check_hold = check_hold
+        self._check_hold, self._stop_times = check_hold, stop_times
         self._error: HpctrainError | None = None
         self._has_ended = False
         self._is_interrupted = False
@@ -379,13 +382,9 @@ class Sweep:
         at_work = self._trials.at_work
         if at_work:
             self._show(f"stopping {len(at_work)} trials{hint}")
-        for trial in at_work:
-            if trial.state is TrialState.RUNNING:
-                self._stops.ask(trial)
-            if self._is_urgent():
-                self._runner.end(trial)
-        # Each is ended when its patience is over, and that is waited for no longer than twice.
-        give_up_at = self._clock() + 2 * self._rules.stop_patience_s
+        times = self._stop_times(self._rules.stop_patience_s)
+        self._stops.leave(at_work, times, now=self._is_urgent())
+        give_up_at = self._clock() + times.give_up_s
         while self._trials.at_work and self._clock() < give_up_at:
             try:
                 self._step()

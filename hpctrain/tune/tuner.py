@@ -150,6 +150,7 @@ class Tuner:
                 why_leave=lambda: job_end.why() or person.why(),
                 find_stopped=person.trials,
                 is_urgent=lambda: person.is_now,
+                stop_times=job_end.stop_times,
                 check_hold=life.check,
             )
             self._write_code(paths, record, plan.sharing)
