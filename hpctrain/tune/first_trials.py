@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from hpctrain.launch.dry_run import print_plan
 from hpctrain.log import log
+from hpctrain.tune.ledger import SweepRecord
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.slots import Slots, TrialSlots
 from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
@@ -41,7 +42,7 @@ def check_first_trials(
     runner: LocalRunner,
     make_slots: Callable[[], TrialSlots],
     *,
-    is_new: bool,
+    record: SweepRecord | None,
 ) -> Trial | None:
     """Refuse before the start what can be known then; return the first trial, if it is.
 
@@ -49,8 +50,10 @@ def check_first_trials(
 
     Parameters
     ----------
-    is_new
-        Whether no trial has been made yet: then a search algorithm proposes the first one now.
+    record
+        What the ledger says of a sweep that goes on: trials that have ended need no room, others
+        have their configurations by now. None of a new one: a search algorithm proposes the first
+        trial now.
 
     Raises
     ------
@@ -58,7 +61,7 @@ def check_first_trials(
         If a trial is impossible.
     """
     first, most, most_bytes = None, 0, 0
-    for trial in _known(source, is_new=is_new):
+    for trial in _known(source, record):
         need = runner.need_of(trial)
         slot = make_slots().take(trial.trial_id, need)
         most, most_bytes = max(most, need.cpus), max(most_bytes, need.mem_bytes)
@@ -81,12 +84,18 @@ def check_first_trials(
     return first
 
 
-def _known(source: ConfigSource, *, is_new: bool) -> Iterator[Trial]:
-    """Yield the trials that are known before the sweep begins."""
+def _known(source: ConfigSource, record: SweepRecord | None) -> Iterator[Trial]:
+    """Yield the trials that are known and have not ended."""
+    made = {} if record is None else record.trials
+    for trial_id, trial in made.items():
+        if not trial.state.is_final:
+            coming = trial.transfer
+            yield Trial(trial_id=trial_id, config=trial.config if coming is None else coming.config)
     if isinstance(source, VariantSource):
         for number in range(min(source.variants.count, _MOST_CHECKED)):
-            yield Trial(trial_id=name_trial(number), config=source.variants[number])
-    elif isinstance(source, SearchSource) and is_new:
+            if (trial_id := name_trial(number)) not in made:
+                yield Trial(trial_id=trial_id, config=source.variants[number])
+    elif isinstance(source, SearchSource) and record is None:
         config = source.draw(name_trial(0))
         if config is not None:
             yield Trial(trial_id=name_trial(0), config=config)

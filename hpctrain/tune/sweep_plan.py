@@ -19,7 +19,7 @@ from hpctrain.tune.existing_sweep import find_paths, is_to_go_on
 from hpctrain.tune.first_trials import check_first_trials, make_source, print_first_plan
 from hpctrain.tune.job_slots import most_jobs
 from hpctrain.tune.jobs_runner import JobsRunner
-from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
+from hpctrain.tune.ledger import SweepPaths, SweepRecord, put_configs, read_record
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.place import TrialLauncher, find_launcher, find_slots
 from hpctrain.tune.schedulers.scheduler import FIFOScheduler, TrialScheduler
@@ -95,6 +95,7 @@ def plan_sweep(
     record = None
     if goes_on:
         record = read_record(paths)
+        put_configs(paths, record)
         seed = record.started.get("seed", seed)
     scheduler = config.scheduler or FIFOScheduler()
     scheduler.set_search_properties(config.metric, config.mode)
@@ -104,7 +105,7 @@ def plan_sweep(
     runner = _make_runner(sharing.trainable, paths, run_config, launcher, decides=decides)
     source = make_source(config, space, seed)
     make_slots = _slots_of(runner, config, launcher)
-    first = check_first_trials(source, runner, make_slots, is_new=record is None)
+    first = check_first_trials(source, runner, make_slots, record=record)
     rules = _make_rules(config, run_config, scheduler, launcher)
     check_run_directory(paths.root)
     if environ.dry_run_requested():
