@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.runner import Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import Exploit, TrialScheduler
-from hpctrain.tune.trial import Transfer, Trial, TrialState
+from hpctrain.tune.trial import Transfer, Trial, TrialEvent, TrialState
 
 # Time, trial, and what comes first of the same time and trial.
 _Key = tuple[float, str, float]
@@ -64,6 +64,39 @@ def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners)
             trial.take(what.number, what.metrics, attempt=what.attempt)
     scheduler.is_replaying = False
     return Replayed(decisions=decisions, stops=stops, exploits=tuple(exploits))
+
+
+def settle(
+    trials: Iterable[Trial],
+    replayed: Replayed,
+    *,
+    change: Callable[[Trial, TrialEvent], None],
+    end: Callable[..., None],
+) -> None:
+    """Let what a scheduler says to the last reports of interrupted trials count. Not collective.
+
+    While a sweep stops, its scheduler is sent no reports: a trial may have come to where it is to
+    wait for others, or to end.
+
+    Parameters
+    ----------
+    trials
+        Those that wait.
+    replayed
+        What the scheduler says.
+    change
+        Writes an event of a trial down, and lets it count.
+    end
+        Ends a trial, given the reason.
+    """
+    for trial in trials:
+        name = trial.trial_id
+        if trial.state is not TrialState.PENDING or name not in replayed.decisions:
+            continue
+        if replayed.decisions[name] == TrialScheduler.PAUSE:
+            change(trial, TrialEvent.PAUSED)
+        elif (after := replayed.stops.get(name)) is not None:
+            end(trial, f"stopped by the scheduler after report {after}", was_stopped=True)
 
 
 def _was_noted(trial: Trial, report: Report) -> bool:

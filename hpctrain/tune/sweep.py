@@ -14,7 +14,7 @@ from hpctrain.errors import (
     TrainingFailedError,
 )
 from hpctrain.log import log
-from hpctrain.tune.adoption import replay
+from hpctrain.tune.adoption import replay, settle
 from hpctrain.tune.decisions import Decisions
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
@@ -194,6 +194,7 @@ class Sweep:
         for trial in self._trials.at_work:
             name = trial.trial_id
             self._take_over(trial, replayed.decisions.get(name, ""), replayed.stops.get(name))
+        settle(self._trials.waiting, replayed, change=self._change, end=self._end)
         for exploit in replayed.exploits:
             self._transfers.order(exploit)
         self._follow_orders()
@@ -289,7 +290,7 @@ class Sweep:
         for trial_id in self._learners.take_stops():
             trial = self.trials[trial_id]
             reason = f"stopped by the scheduler after report {trial.reports}"
-            if trial.state is TrialState.PAUSED:
+            if trial in self._trials.waiting:
                 self._end(trial, reason, was_stopped=True)
                 self._show(f"{trial.trial_id} {describe_end(trial)}")
             elif trial.state in (TrialState.RUNNING, TrialState.PAUSING):

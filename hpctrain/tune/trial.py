@@ -58,7 +58,9 @@ class TrialEvent(str, Enum):
 TRANSITIONS: Mapping[TrialState, Mapping[TrialEvent, TrialState]] = {
     TrialState.PENDING: {
         TrialEvent.STARTED: TrialState.RUNNING,
-        # A person has stopped it.
+        # It was interrupted where it is to wait for others.
+        TrialEvent.PAUSED: TrialState.PAUSED,
+        # A person or the scheduler has stopped it.
         TrialEvent.ENDED: TrialState.TERMINATED,
         TrialEvent.FAILED: TrialState.ERROR,
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,33 @@ def test_a_halving_that_is_killed_at_any_moment_goes_on_to_its_end(
         assert sum(length < 4 for length in lengths) >= 1, "worse ones were stopped"
 
     each_example(check)
+
+
+@pytest.mark.parametrize("capacity", [3, 8])
+def test_a_halving_that_is_interrupted_at_any_moment_lets_the_same_trials_go_on(
+    capacity: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+    def lengths(interrupt_at: float) -> list[int]:
+        root = tmp_path / str(interrupt_at)
+        root.mkdir()
+        runner = PlayedPopulation(capacity=capacity, interrupt_at=interrupt_at)
+        sweep = sweep_of(runner, root)
+        try:
+            sweep.run()
+        except KeyboardInterrupt:
+            # What trials have reported while they stopped has had no answer.
+            sweep = sweep_of(runner, root)
+            sweep.adopt(read_record(SweepPaths(root=root)).trials)
+            sweep.run()
+        assert states(sweep) == 8 * ["TERMINATED"]
+        return [len(runner.saved[name]) for name in sweep.trials]
+
+    whole = lengths(math.inf)
+    for moment in range(1, 20):
+        # A trial stops at the report after its last.
+        assert lengths(moment) == pytest.approx(whole, abs=1), moment
 
 
 @pytest.mark.parametrize(
