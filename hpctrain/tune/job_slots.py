@@ -113,14 +113,13 @@ class JobSlots:
         self._ask_at, self._interval_s = 0.0, _FIRST_QUESTION_S
         self._refusal: Refusal | None = None
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another job may be submitted."""
+    def fits(self, need: Need) -> bool:
+        """Return whether another job may be submitted. Not collective."""
         return self._room() > 0
 
     def take(self, trial: str, need: Need) -> Slot | None:
         """Take a slot; return it, or None if the trial has to wait. Not collective."""
-        if not self.has_room:
+        if not self.fits(need):
             return None
         self._taken.add(trial)
         return Slot()

@@ -102,13 +102,20 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
         self.lost: dict[str, str] = {}
         """Nodes that are not used any more, and why."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the smallest trial that there is would fit; without another one, `take` says."""
+    def fits(self, need: Need) -> bool:
+        """Return whether a trial would get slots now. Not collective.
+
+        One that the nodes do not hold when they are empty would: `take` refuses it.
+        """
         if not self._taken:
             return True
-        free = self._free()
-        return len(self._taken) < self._most_trials and any(f.cpus > 0 for f in free.values())
+        if len(self._taken) >= self._most_trials:
+            return False
+        try:
+            num_nodes = self._count_nodes("a trial", need)
+        except ConfigError:
+            return True
+        return choose_nodes(need, self._free(), num_nodes=num_nodes) is not None
 
     def take(self, trial: str, need: Need) -> Slot | None:
         """Take slots; return which, or None if the trial has to wait. Not collective.

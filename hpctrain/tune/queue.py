@@ -8,11 +8,13 @@ from typing import Any
 from hpctrain.errors import HpctrainError
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.passing import raise_if_passing
-from hpctrain.tune.slots import TrialSlots
+from hpctrain.tune.slots import Need, TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialState, name_trial
 from hpctrain.tune.trials import Trials
+
+_LEAST = Need(cpus=1)
 
 
 class Queue:
@@ -32,6 +34,8 @@ class Queue:
         Choose.
     transfers
         Are done before a trial goes on.
+    need_of
+        Returns what a trial needs.
     fail
         Is called with a trial that cannot go on, and why.
     """
@@ -44,6 +48,7 @@ class Queue:
         *,
         learners: Learners,
         transfers: Transfers,
+        need_of: Callable[[Trial], Need],
         fail: Callable[[Trial, str], None],
     ) -> None:
         self.is_closed = False
@@ -55,6 +60,10 @@ class Queue:
         self._number = 0
         self._trials, self._source, self._slots = trials, source, slots
         self._learners, self._transfers, self._fail = learners, transfers, fail
+        self._need_of = need_of
+        self._coming: Trial | None = None
+        # With the configuration that each is of: a scheduler may change that.
+        self._needs: dict[str, tuple[Mapping[str, Any], Need | None]] = {}
 
     def next(self) -> Trial | None:
         """Return the trial that is to begin or go on next; None if there is none now.
@@ -74,19 +83,48 @@ class Queue:
         number = self._next_number()
         self.is_empty = self._source.is_done(number)
         # What is proposed later knows more.
-        if self.is_empty or not self._slots.has_room:
+        if self.is_empty or not self._has_room(number):
             return
-        trial_id = name_trial(number)
-        config = self._source.next(number, trial_id)
-        if config is None:
+        trial = self._make(number)
+        if trial is None:
             # With nothing at work there is nothing that could change its mind.
             self.is_empty = not self._trials.at_work
             self.why_empty = self._source.explain_none(number)
             return
-        self.why_empty = ""
-        trial = Trial(trial_id=trial_id, config=config)
+        self.why_empty, self._coming = "", None
         self._trials.add(trial)
         self._learners.note_new(trial)
+
+    def _make(self, number: int) -> Trial | None:
+        """Return a trial that is not in the ledger yet; None if there is none now."""
+        trial_id = name_trial(number)
+        if self._coming is not None and self._coming.trial_id == trial_id:
+            return self._coming
+        config = self._source.next(number, trial_id)
+        return None if config is None else Trial(trial_id=trial_id, config=config)
+
+    def _has_room(self, number: int) -> bool:
+        """Return whether the next trial would begin at once, as far as its need is known.
+
+        What is proposed needs what the last one needs, until it is known.
+        """
+        if not self._slots.fits(_LEAST):
+            return False
+        if not self._source.learns:
+            self._coming = self._make(number)
+        expected = self._coming or next(reversed(self._trials.by_id.values()), None)
+        return expected is None or self._fits(expected)
+
+    def _fits(self, trial: Trial) -> bool:
+        """Return whether a trial would begin, or be refused, at once."""
+        config, need = self._needs.get(trial.trial_id, (None, None))
+        if config is not trial.config:
+            try:
+                need = self._need_of(trial)
+            except HpctrainError:
+                need = None
+            self._needs[trial.trial_id] = trial.config, need
+        return need is None or self._slots.fits(need)
 
     def _next_number(self) -> int:
         """Return the first number without a trial: one may be lost with a damaged ledger."""
@@ -109,11 +147,10 @@ class Queue:
 
     def has_waiting(self, *, besides: str) -> bool:
         """Return whether another trial waits for a slot. Not collective."""
-        if self._slots.has_room:
-            # It begins at once.
-            return False
         others = [trial for trial in self._trials.waiting if trial.trial_id != besides]
-        return bool(others) or not self.is_complete
+        if any(not self._fits(trial) for trial in others):
+            return True
+        return not self.is_complete and not self._has_room(self._next_number())
 
     def can_donate(self, trial_id: str) -> bool:
         """Return whether others can go on from the checkpoint of a trial. Not collective."""

@@ -98,9 +98,8 @@ def need_of(scaling: ScalingConfig) -> Need:
 class TrialSlots(Protocol):
     """What fits at the same time: on this machine, on nodes, or as jobs."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the smallest trial that there is would fit."""
+    def fits(self, need: Need) -> bool:
+        """Return whether a trial would get a slot now; one that is alone, too."""
 
     def take(self, trial: str, need: Need) -> Slot | None:
         """Take a slot; return it, or None if the trial has to wait.
@@ -155,10 +154,20 @@ class Slots(TakenSlots[Slot]):
         super().__init__()
         self.capacity = capacity
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the smallest trial that there is would fit."""
-        return self._fits(Need(cpus=1))
+    def fits(self, need: Need) -> bool:
+        """Return whether a trial would get a slot now. Not collective.
+
+        While none has one it would: `take` refuses what is too large.
+        """
+        if not self._taken:
+            return True
+        needs = [taken for taken, _ in self._taken.values()]
+        return (
+            len(needs) < self.capacity.most_trials
+            and sum(each.cpus for each in needs) + need.cpus <= self.capacity.cpus
+            and sum(each.mem_bytes for each in needs) + need.mem_bytes <= self.capacity.mem_bytes
+            and need.gpus <= len(self._free_gpus())
+        )
 
     def take(self, trial: str, need: Need) -> Slot | None:
         """Take a slot; return it, with the GPUs of the trial, or None if it has to wait.
@@ -175,13 +184,9 @@ class Slots(TakenSlots[Slot]):
                 f"{trial} needs {need.gpus} GPUs, and this machine shows "
                 f"{len(self.capacity.gpus)}. Use fewer workers, or use_gpu=False."
             )
-        if not self._fits(need):
+        if not self.fits(need):
             return None
-        used = {gpu for _, slot in self._taken.values() for gpu in slot.gpus}
-        free = tuple(gpu for gpu in self.capacity.gpus if gpu not in used)
-        if len(free) < need.gpus:
-            return None
-        slot = Slot(gpus=free[: need.gpus])
+        slot = Slot(gpus=self._free_gpus()[: need.gpus])
         self._taken[trial] = need, slot
         return slot
 
@@ -193,12 +198,6 @@ class Slots(TakenSlots[Slot]):
         """Return that this machine is not left out. Not collective."""
         return False
 
-    def _fits(self, need: Need) -> bool:
-        if not self._taken:
-            return True
-        needs = [taken for taken, _ in self._taken.values()]
-        return (
-            len(needs) < self.capacity.most_trials
-            and sum(each.cpus for each in needs) + need.cpus <= self.capacity.cpus
-            and sum(each.mem_bytes for each in needs) + need.mem_bytes <= self.capacity.mem_bytes
-        )
+    def _free_gpus(self) -> tuple[str, ...]:
+        used = {gpu for _, slot in self._taken.values() for gpu in slot.gpus}
+        return tuple(gpu for gpu in self.capacity.gpus if gpu not in used)

@@ -17,6 +17,10 @@ from hpctrain.unresolved import find_unresolved
 class ConfigSource(Protocol):
     """Gives each trial its configuration."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether what comes next may depend on what trials report until then."""
+
     def next(self, number: int, trial_id: str) -> dict[str, Any] | None:
         """Return the configuration of a trial; None if there is none now."""
 
@@ -32,6 +36,7 @@ class VariantSource:
     """Configurations that are known from the beginning."""
 
     variants: Variants
+    learns: bool = field(default=False, init=False)
 
     def next(self, number: int, trial_id: str) -> dict[str, Any]:
         """Return the configuration of a trial. Not collective."""
@@ -54,6 +59,7 @@ class SearchSource:
     space: Mapping[str, Any]
     num_samples: int
     has_finished: bool = False
+    learns: bool = field(default=True, init=False)
     _suggested: dict[str, Any] = field(default_factory=dict)
 
     def draw(self, trial_id: str) -> dict[str, Any] | None:

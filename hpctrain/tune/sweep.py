@@ -102,6 +102,7 @@ class Sweep:
             slots,
             learners=self._learners,
             transfers=self._transfers,
+            need_of=runner.need_of,
             fail=self._fail,
         )
         self._decisions = Decisions(self._stops, self._transfers, self._change)
@@ -297,8 +298,7 @@ class Sweep:
                 self._decisions.stop(trial, reason)
 
     def _take_end(self, trial: Trial, end: End) -> None:
-        was_stopping = trial.state is TrialState.STOPPING
-        is_to_end = was_stopping or end.is_for_good
+        is_to_end = (was_stopping := trial.state is TrialState.STOPPING) or end.is_for_good
         self._starts.leave_out(end.lost_nodes)
         if end.is_cut_off and not is_to_end:
             self._slots.give_back(trial.trial_id)

@@ -60,7 +60,10 @@ class FakeRunner:
         return self.scripts.get(trial.trial_id, Script())
 
     def need_of(self, trial: Trial) -> Need:
-        return Need(cpus=trial.config.get("cpus", 1))
+        config = trial.config
+        return Need(
+            cpus=config.get("cpus", 1), gpus=config.get("gpus", 0), mem_bytes=config.get("mem", 0)
+        )
 
     def start(self, trial: Trial) -> None:
         if trial.trial_id in self.refuses:

@@ -45,6 +45,7 @@ class PlayedPopulation(FakeRunner):
     gone: set[tuple[str, str]] = field(default_factory=set)
     killer: Killer = field(default_factory=Killer)
     saves: bool = True
+    need: Need = field(default_factory=lambda: Need(cpus=1))
     finished: set[str] = field(default_factory=set)
     """Runs that have come to their end, whether or not anybody has seen it."""
 
@@ -52,7 +53,7 @@ class PlayedPopulation(FakeRunner):
         return super().attach(trial) or trial.trial_id in self.finished
 
     def need_of(self, trial: Trial) -> Need:
-        return Need(cpus=1)
+        return self.need
 
     def start(self, trial: Trial) -> None:
         assert trial.transfer is None, "what is to be cloned is cloned before"

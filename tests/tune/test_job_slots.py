@@ -129,12 +129,12 @@ def test_a_refusal_is_news_once_until_slurm_takes_more() -> None:
     assert slots.take("a", NEED) is not None
     assert slots.take("b", NEED) is not None
     assert slots.put_off("b")
-    assert not slots.has_room
+    assert not slots.fits(NEED)
     cluster.now = 30.0
     assert slots.take("b", NEED) is not None
     assert not slots.put_off("b"), "it was said"
     cluster.now = 60.0
-    assert not slots.has_room, "it is tried after a minute now"
+    assert not slots.fits(NEED), "it is tried after a minute now"
     cluster.now = 90.0
     assert slots.take("b", NEED) is not None
     assert slots.take("c", NEED) is not None
@@ -149,7 +149,7 @@ def test_the_smallest_number_counts() -> None:
 def test_slurm_chooses_nodes_so_none_is_left_out() -> None:
     slots = Cluster(limit=1).slots(1)
     slots.keep("a", NEED, Slot())
-    assert not slots.has_room
+    assert not slots.fits(NEED)
     assert not slots.leave_out("node1", "lost")
 
 

@@ -153,7 +153,7 @@ def test_a_worker_has_whole_cores() -> None:
     assert slots.take("one", Need(cpus=1)) is not None
     assert slots.take("three", Need(cpus=3)) is None
     assert slots.take("two", Need(cpus=2)) is not None
-    assert not slots.has_room
+    assert not slots.fits(Need(cpus=1))
 
 
 def test_a_trial_without_gpus_leaves_the_gpus_to_others() -> None:
@@ -210,9 +210,9 @@ def test_a_lost_node_is_left_out_and_what_no_longer_fits_is_refused() -> None:
     slots.keep("old", Need(cpus=2), Slot(nodes={"a": 1}))
     assert slots.take("t", Need(cpus=4, workers=2)) is None
     assert slots.leave_out("b", "silent")
-    assert not slots.has_room
+    assert not slots.fits(Need(cpus=1))
     slots.give_back("old")
-    assert slots.has_room
+    assert slots.fits(Need(cpus=1))
     with pytest.raises(ConfigError, match=r"the 1 nodes of this allocation \(1 more are lost\)"):
         slots.take("t", Need(cpus=4, workers=2, num_nodes=2))
 

@@ -13,7 +13,9 @@ import pytest
 
 from hpctrain import ConfigError, tune
 from hpctrain.tune.ledger import SweepPaths, put_configs, read_record
+from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.schedulers import Exploit, PopulationBasedTraining
+from hpctrain.tune.slots import Capacity, Need, Slots
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.trial import Trial, TrialState
 from tests.tune.played import FakeRunner, make_sweep, states
@@ -26,7 +28,9 @@ from tests.tune.played_population import (
 )
 
 
-def population(runner: FakeRunner, root: Path, *, number: int = 6, **options: Any) -> Sweep:
+def population(
+    runner: FakeRunner, root: Path, *, number: int = 6, slots: Any = None, **options: Any
+) -> Sweep:
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
         metric="m",
@@ -36,7 +40,9 @@ def population(runner: FakeRunner, root: Path, *, number: int = 6, **options: An
     )
     space = {"lr": tune.uniform(0, 1)}
     scheduler.check_sweep(space, None)
-    return make_sweep(runner, root, num_samples=number, space=space, scheduler=scheduler)
+    return make_sweep(
+        runner, root, num_samples=number, space=space, scheduler=scheduler, slots=slots
+    )
 
 
 def events(root: Path) -> list[dict[str, Any]]:
@@ -48,6 +54,36 @@ def check_lineages(sweep: Sweep, runner: PlayedPopulation) -> None:
         state = runner.saved[name]
         assert len(state) == LENGTH, "each is trained as long as the others"
         assert state[-1][0] != name or state[-1][1] == trial.config["lr"]
+
+
+_NODES = {name: NodeShare(cpus=8, gpus=1, mem_bytes=16) for name in ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("slots", "need"),
+    [
+        (Slots(Capacity(cpus=32, gpus=("0", "1"))), Need(cpus=4, gpus=1)),
+        (Slots(Capacity(cpus=32, mem_bytes=10)), Need(cpus=1, mem_bytes=4)),
+        (Slots(Capacity(cpus=9)), Need(cpus=4)),
+        (NodeSlots(_NODES), Need(cpus=1, gpus=1)),
+        (NodeSlots(_NODES), Need(cpus=1, mem_bytes=10)),
+        (NodeSlots(_NODES), Need(cpus=10, workers=2)),
+    ],
+    ids=["gpus", "memory", "cpus", "nodes-gpus", "nodes-memory", "nodes-cpus"],
+)
+def test_trials_take_turns_whatever_it_is_that_is_full(
+    slots: Any, need: Need, tmp_path: Path
+) -> None:
+    runner = PlayedPopulation(need=need)
+    sweep = population(runner, tmp_path, number=4, slots=slots)
+    sweep.run()
+    assert states(sweep) == 4 * ["TERMINATED"]
+    check_lineages(sweep, runner)
+    kinds = [event["event"] for event in events(tmp_path)]
+    assert "trial-pause" in kinds, "also those that do not go on as another one"
+    assert "trial-perturbed" in kinds
+    begun = [e["trial"] for e in events(tmp_path) if e["event"] == "trial-started"]
+    assert sorted(begun[:4]) == list(sweep.trials), "no one goes on before all have begun"
 
 
 @pytest.mark.parametrize("synch", [False, True])
