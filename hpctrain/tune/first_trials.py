@@ -60,11 +60,11 @@ def check_first_trials(
     ConfigError
         If a trial is impossible.
     """
-    first, most, most_bytes = None, 0, 0
+    first, most = None, 0
     for trial in _known(source, record):
         need = runner.need_of(trial)
         slot = make_slots().take(trial.trial_id, need)
-        most, most_bytes = max(most, need.cpus), max(most_bytes, need.mem_bytes)
+        most = max(most, need.cpus)
         if first is None and slot is not None:
             first = trial
             first.slot = slot
@@ -74,12 +74,6 @@ def check_first_trials(
         log(
             f"warning: a trial needs {most} CPUs, and this machine has {slots.capacity.cpus}: "
             f"such trials run alone, and their workers slow each other down."
-        )
-    if isinstance(slots, Slots) and most_bytes > slots.capacity.mem_bytes:
-        log(
-            f"warning: a trial needs {most_bytes / 2**30:.3g} GiB of memory, and this machine has "
-            f"{slots.capacity.mem_bytes / 2**30:.3g} GiB: such trials run alone, and are ended if "
-            f"they use more than there is. Give resources_per_worker={{'memory': ...}} in bytes."
         )
     return first
 

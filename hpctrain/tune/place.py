@@ -210,11 +210,18 @@ def _find_capacity(most_trials: float) -> Capacity:
     """Return what this machine has for trials, or the allocation on it."""
     cpus = len(os.sched_getaffinity(0))
     mem_bytes: float = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allocated_cpus = math.inf
     if (node := _own_node()) is not None:
         # Not every site binds a job to its CPUs.
-        cpus = min(cpus, node.cpus or cpus)
+        cpus, allocated_cpus = min(cpus, node.cpus or cpus), node.cpus or math.inf
         mem_bytes = min(mem_bytes, (node.mem_mib or math.inf) * 2**20)
-    return Capacity(cpus=cpus, gpus=visible_gpus(), mem_bytes=mem_bytes, most_trials=most_trials)
+    return Capacity(
+        cpus=cpus,
+        gpus=visible_gpus(),
+        mem_bytes=mem_bytes,
+        most_trials=most_trials,
+        allocated_cpus=allocated_cpus,
+    )
 
 
 def _own_node() -> AllocatedNode | None:

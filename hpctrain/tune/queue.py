@@ -64,6 +64,7 @@ class Queue:
         self._coming: Trial | None = None
         # With the configuration that each is of: a scheduler may change that.
         self._needs: dict[str, tuple[Mapping[str, Any], Need | None]] = {}
+        self._seen: set[Need] = set()
 
     def next(self) -> Trial | None:
         """Return the trial that is to begin or go on next; None if there is none now.
@@ -94,6 +95,8 @@ class Queue:
         self.why_empty, self._coming = "", None
         self._trials.add(trial)
         self._learners.note_new(trial)
+        if (need := self._look_up(trial)) is not None:
+            self._seen.add(need)
 
     def _make(self, number: int) -> Trial | None:
         """Return a trial that is not in the ledger yet; None if there is none now."""
@@ -106,17 +109,24 @@ class Queue:
     def _has_room(self, number: int) -> bool:
         """Return whether the next trial would begin at once, as far as its need is known.
 
-        What is proposed needs what the last one needs, until it is known.
+        What is proposed may need as little as any before.
         """
         if not self._slots.fits(_LEAST):
             return False
         if not self._source.learns:
             self._coming = self._make(number)
-        expected = self._coming or next(reversed(self._trials.by_id.values()), None)
-        return expected is None or self._fits(expected)
+            return self._coming is None or self._fits(self._coming)
+        if not self._seen:
+            self._seen.update(filter(None, map(self._look_up, self._trials.by_id.values())))
+        return not self._seen or any(self._slots.fits(need) for need in self._seen)
 
     def _fits(self, trial: Trial) -> bool:
         """Return whether a trial would begin, or be refused, at once."""
+        need = self._look_up(trial)
+        return need is None or self._slots.fits(need)
+
+    def _look_up(self, trial: Trial) -> Need | None:
+        """Return what a trial needs; None if its configuration has no sense."""
         config, need = self._needs.get(trial.trial_id, (None, None))
         if config is not trial.config:
             try:
@@ -124,7 +134,7 @@ class Queue:
             except HpctrainError:
                 need = None
             self._needs[trial.trial_id] = trial.config, need
-        return need is None or self._slots.fits(need)
+        return need
 
     def _next_number(self) -> int:
         """Return the first number without a trial: one may be lost with a damaged ledger."""

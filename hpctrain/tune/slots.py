@@ -23,6 +23,8 @@ class Capacity:
     mem_bytes: float = inf
     most_trials: float = inf
     """``TuneConfig(max_concurrent_trials=...)``."""
+    allocated_cpus: float = inf
+    """Those that Slurm has allocated; without an allocation workers may share CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,8 @@ class TakenSlots(Generic[T]):
 class Slots(TakenSlots[Slot]):
     """The slots of a machine; a trial has one while it runs.
 
-    A trial that needs more CPUs or memory than there are runs alone, as a run does.
+    A trial that needs more CPUs than there are runs alone, as a run does, unless it needs more than
+    Slurm has allocated.
 
     Parameters
     ----------
@@ -177,13 +180,10 @@ class Slots(TakenSlots[Slot]):
         Raises
         ------
         ConfigError
-            If there are not as many GPUs.
+            If there are not as many GPUs, or not as much memory, or Slurm has not allocated as many
+            CPUs.
         """
-        if need.gpus > len(self.capacity.gpus):
-            raise ConfigError(
-                f"{trial} needs {need.gpus} GPUs, and this machine shows "
-                f"{len(self.capacity.gpus)}. Use fewer workers, or use_gpu=False."
-            )
+        self._refuse_too_much(trial, need)
         if not self.fits(need):
             return None
         slot = Slot(gpus=self._free_gpus()[: need.gpus])
@@ -197,6 +197,28 @@ class Slots(TakenSlots[Slot]):
     def leave_out(self, node: str, reason: str) -> bool:
         """Return that this machine is not left out. Not collective."""
         return False
+
+    def _refuse_too_much(self, trial: str, need: Need) -> None:
+        has = self.capacity
+        if need.gpus > len(has.gpus):
+            raise ConfigError(
+                f"{trial} needs {need.gpus} GPUs, and this machine shows {len(has.gpus)}. Use "
+                f"fewer workers, or use_gpu=False."
+            )
+        if need.cpus > has.allocated_cpus:
+            raise ConfigError(
+                f"{trial} needs {need.cpus} CPUs ({need.workers} "
+                f"worker{'s' * (need.workers > 1)} with {need.cpus_each} each), and this "
+                f"allocation has {has.allocated_cpus:g}. Use fewer workers, request less for "
+                f"each, or make a larger allocation."
+            )
+        if need.mem_bytes > has.mem_bytes:
+            where = "this machine" if has.allocated_cpus == inf else "this allocation"
+            raise ConfigError(
+                f"{trial} needs {need.mem_bytes / 2**30:.3g} GiB of memory, and {where} has "
+                f"{has.mem_bytes / 2**30:.3g} GiB. Use fewer workers, or request less for each: "
+                f"resources_per_worker={{'memory': ...}} is in bytes."
+            )
 
     def _free_gpus(self) -> tuple[str, ...]:
         used = {gpu for _, slot in self._taken.values() for gpu in slot.gpus}

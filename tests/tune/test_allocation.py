@@ -511,19 +511,46 @@ def test_a_sweep_on_one_node_of_an_allocation_has_its_cpus_and_no_more(
     assert "at once 1" in printed(tmp_path)
 
 
+TOO_LARGE_FOR_ONE_NODE = """
+def train(config):
+    (FOLDER / "begun").touch()
+    hpctrain.report({"x": 1})
+
+try:
+    tune.Tuner(
+        DataParallelTrainer(train),
+        param_space={"scaling_config": ScalingConfig(num_workers=tune.grid_search([1, 3]))},
+        run_config=run_config(),
+    ).fit()
+except hpctrain.ConfigError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_trial_that_one_allocated_node_does_not_hold_is_refused_before_anything_starts(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    options = "--nodes=1", "--ntasks-per-node=2"
+    assert run_job(virtual_slurm, tmp_path, TOO_LARGE_FOR_ONE_NODE, *options) == 0
+    said = "refused: trial_00001 needs 3 CPUs (3 workers with 1 each), and this allocation has 2."
+    assert said in printed(tmp_path)
+    assert not (tmp_path / "begun").exists()
+
+
 WITH_MEMORY = """
 def train(config):
     say_where(config)
-    await_files("trial_00004.*.place", 1)
+    await_files("trial_00005.*.place", 1)
     hpctrain.report({"x": 1})
 
 class Later:
-    "Proposes the last trial once the ranks of the others have all memory of all nodes."
+    "Proposes the last trial, like the first, once the ranks of others have all memory."
 
     def suggest(self, trial_id):
-        if trial_id != "trial_00004":
+        if trial_id not in ("trial_00000", "trial_00005"):
             return {"scaling_config": {"resources_per_worker": {"memory": 4 * 2**30}}}
-        return {"scaling_config": {}} if len(list(FOLDER.glob("*.place"))) == 4 else None
+        is_time = trial_id == "trial_00000" or len(list(FOLDER.glob("*.place"))) == 5
+        return {"scaling_config": {}} if is_time else None
 
     def on_trial_result(self, trial_id, result):
         pass
@@ -533,7 +560,7 @@ class Later:
 
 results = tune.Tuner(
     DataParallelTrainer(train),
-    tune_config=tune.TuneConfig(search_alg=Later(), num_samples=5),
+    tune_config=tune.TuneConfig(search_alg=Later(), num_samples=6),
     run_config=run_config(),
 ).fit()
 assert not results.errors, results.errors
@@ -547,7 +574,7 @@ def test_trials_share_out_the_memory_of_nodes_and_others_run_beside_them(
     options = ("--nodes=2", "--mem-per-cpu=2048")
     assert run_job(virtual_slurm, tmp_path, WITH_MEMORY, *options) == 0, printed(tmp_path)
     nodes = {place["trial"]: place["node"] for place in places(tmp_path)}
-    assert [nodes[f"trial_0000{i}"] for i in range(4)] == ["node1", "node1", "node2", "node2"]
+    assert [nodes[f"trial_0000{i}"] for i in range(1, 5)] == ["node1", "node1", "node2", "node2"]
 
 
 FAST = """

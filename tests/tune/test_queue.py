@@ -56,6 +56,18 @@ def test_a_proposal_that_needs_more_than_the_last_one_waits(tmp_path: Path) -> N
     assert states(sweep) == 2 * ["TERMINATED"]
 
 
+def test_what_may_need_as_little_as_an_earlier_one_is_proposed_beside_a_large_one(
+    tmp_path: Path,
+) -> None:
+    search = _Learning({"cpus": lambda number: 20 if number == 2 else 1})
+    runner = FakeRunner({"trial_00001": Script([1.0] * 9)})
+    slots = Slots(Capacity(cpus=21))
+    sweep = make_sweep(runner, tmp_path, search=search, slots=slots)
+    sweep.run()
+    assert search.known == [0, 0, 1, 2]
+    assert states(sweep) == 4 * ["TERMINATED"]
+
+
 def test_a_variant_that_needs_less_than_the_last_one_does_not_wait(tmp_path: Path) -> None:
     runner = FakeRunner()
     space = {"cpus": tune.grid_search([20, 5])}
@@ -64,3 +76,14 @@ def test_a_variant_that_needs_less_than_the_last_one_does_not_wait(tmp_path: Pat
     sweep.run()
     assert runner.most_at_work == 2
     assert states(sweep) == 2 * ["TERMINATED"]
+
+
+def test_a_proposal_that_the_allocation_does_not_hold_fails_alone(tmp_path: Path) -> None:
+    search = _Learning({"cpus": lambda number: 9 if number == 2 else 1})
+    slots = Slots(Capacity(cpus=8, allocated_cpus=8))
+    sweep = make_sweep(FakeRunner(), tmp_path, search=search, slots=slots)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
+    reason = sweep.trials["trial_00001"].reason
+    assert reason.startswith("trial_00001 needs 9 CPUs")
+    assert "this allocation has 8" in reason

@@ -32,7 +32,7 @@ def test_slots_never_give_more_than_there_is_and_a_trial_alone_always_fits(
             need = Need(
                 cpus=int(rng.integers(1, 12)),
                 gpus=int(rng.integers(0, len(capacity.gpus) + 1)),
-                mem_bytes=int(rng.integers(0, 25)),
+                mem_bytes=int(rng.integers(0, capacity.mem_bytes + 1)),
             )
             slot = slots.take(f"t{step}", need)
             gpus = None if slot is None else slot.gpus
@@ -56,6 +56,32 @@ def test_more_gpus_than_there_are_are_refused() -> None:
     slots = Slots(Capacity(cpus=8, gpus=("0",)))
     with pytest.raises(ConfigError, match="needs 2 GPUs, and this machine shows 1"):
         slots.take("a", Need(cpus=1, gpus=2))
+
+
+@pytest.mark.parametrize(
+    ("need", "message"),
+    [
+        (
+            Need(cpus=9, workers=9),
+            r"needs 9 CPUs \(9 workers with 1 each\), and this allocation has 8",
+        ),
+        (Need(cpus=1, mem_bytes=2**31), r"needs 2 GiB of memory, and this allocation has 1 GiB"),
+    ],
+    ids=["cpus", "memory"],
+)
+def test_what_slurm_has_not_allocated_is_refused_on_one_node_too(need: Need, message: str) -> None:
+    # A step of it may be bound to fewer CPUs.
+    slots = Slots(Capacity(cpus=2, allocated_cpus=8, mem_bytes=2**30))
+    with pytest.raises(ConfigError, match=message):
+        slots.take("a", need)
+    assert slots.take("b", Need(cpus=8)) == Slot()
+
+
+def test_without_an_allocation_workers_may_share_cpus_and_no_memory() -> None:
+    slots = Slots(Capacity(cpus=2, mem_bytes=10))
+    with pytest.raises(ConfigError, match=r"memory, and this machine has"):
+        slots.take("a", Need(cpus=1, mem_bytes=11))
+    assert slots.take("a", Need(cpus=9)) == Slot()
 
 
 def test_a_trial_that_was_found_at_work_keeps_its_slot() -> None:
