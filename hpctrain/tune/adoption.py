@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.tune.learners import Learners
@@ -24,6 +24,8 @@ class Replayed:
     stops: Mapping[str, int]
     """Number of the report that it decided to stop a trial after, by name; others came later."""
     exploits: tuple[Exploit, ...]
+    histories: Mapping[str, Sequence[Report]]
+    """All reports, by name of the trial."""
 
 
 def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners) -> Replayed:
@@ -63,7 +65,7 @@ def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners)
             # What was reported counts, whatever the ledger noted of an attempt before.
             trial.take(what.number, what.metrics, attempt=what.attempt)
     scheduler.is_replaying = False
-    return Replayed(decisions=decisions, stops=stops, exploits=tuple(exploits))
+    return Replayed(decisions=decisions, stops=stops, exploits=tuple(exploits), histories=histories)
 
 
 def settle(

@@ -18,6 +18,7 @@ from hpctrain.tune.adoption import replay, settle
 from hpctrain.tune.decisions import Decisions
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
+from hpctrain.tune.metric_check import MetricCheck
 from hpctrain.tune.person_stops import REASON
 from hpctrain.tune.queue import Queue
 from hpctrain.tune.runner import End, Report, TrialRunner
@@ -28,7 +29,7 @@ from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.starts import Starts
 from hpctrain.tune.stops import Stops, StopTimes
 from hpctrain.tune.sweep_lines import describe_end, explain_silence
-from hpctrain.tune.sweep_rules import SweepRules, check_metrics
+from hpctrain.tune.sweep_rules import SweepRules
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trials import Trials
@@ -115,7 +116,7 @@ class Sweep:
             fail=self._fail,
             show=show,
         )
-        self._runner, self._slots = runner, slots
+        self._runner, self._slots, self._metrics = runner, slots, MetricCheck(rules.metrics)
         self._rules, self._show, self._clock = rules, show, clock
         self._why_leave, self._cut_off = why_leave, ""
         self._find_stopped, self._is_urgent = find_stopped, is_urgent
@@ -141,7 +142,7 @@ class Sweep:
         Raises
         ------
         HpctrainError
-            If the first trial cannot be started, nodes do not see its files, a trial lacks the
+            If the first trial cannot be started, nodes do not see its files, no trial reports the
             metric, or one failed and `fail_fast` is ``"raise"``; all others have been stopped then.
         RunStoppedError
             If the job of this process is about to end, or a person has stopped the sweep, once all
@@ -190,6 +191,7 @@ class Sweep:
         """
         self._trials.by_id.update(trials)
         replayed = replay(self.trials, self._runner, self._learners)
+        self._metrics.recall(replayed.histories)
         self._transfers.hold_all()
         self._runner.watch(self._trials.at_work)
         for trial in self._trials.at_work:
@@ -223,6 +225,7 @@ class Sweep:
         anew
             Whether its run was moved aside.
         """
+        self._metrics.forget(trial, anew=anew)
         self._change(trial, TrialEvent.RETRY, anew=anew)
         if anew:
             trial.begin_anew()
@@ -239,7 +242,8 @@ class Sweep:
             look = self._runner.look(trial)
             for report in look.reports:
                 self._take_report(trial, report)
-            if look.reports and trial.state is TrialState.RUNNING and not self._is_interrupted:
+            is_ending = self._is_interrupted or self._metrics.has_refused(trial)
+            if look.reports and trial.state is TrialState.RUNNING and not is_ending:
                 # Others stop with it.
                 self._runner.let_go_on(trial, look.reports[-1])
             if look.end is not None:
@@ -248,7 +252,7 @@ class Sweep:
                 self._take_end(trial, look.end)
             else:
                 self._stops.enforce(trial)
-        is_waited_for = bool(self._trials.waiting) or not self._queue.is_empty
+        is_waited_for = self._trials.waiting or not self._queue.is_empty
         if self._trials.at_work or (not self.reason and is_waited_for):
             return True
         self.reason = self.reason or self._queue.why_empty
@@ -267,16 +271,18 @@ class Sweep:
                 self._show(f"{trial_id} {describe_end(trial)}")
 
     def _take_report(self, trial: Trial, report: Report) -> None:
-        if report.number <= trial.reports and report.attempt <= trial.attempt:
+        is_old = report.number <= trial.reports and report.attempt <= trial.attempt
+        if is_old or self._metrics.has_refused(trial):
             return
-        is_first = trial.reports == 0 and not self._is_interrupted
-        if is_first:
-            check_metrics(trial, report, self._rules.metrics)
+        is_at_work = trial.state in (TrialState.RUNNING, TrialState.PAUSING)
+        is_first = trial.reports == 0 and is_at_work and not self._is_interrupted
         is_known = trial.take(report.number, report.metrics, attempt=report.attempt)
+        if self._metrics.note(trial, report, is_first=is_first):
+            self._stops.ask(trial)
+            return
         if is_known:
             # The scheduler and the search have had a report of this number.
             return
-        is_at_work = trial.state in (TrialState.RUNNING, TrialState.PAUSING)
         if not is_at_work or trial.transfer is not None or self._is_interrupted:
             return
         decision = self._learners.note_report(trial, report)
@@ -300,20 +306,13 @@ class Sweep:
     def _take_end(self, trial: Trial, end: End) -> None:
         is_to_end = (was_stopping := trial.state is TrialState.STOPPING) or end.is_for_good
         self._starts.leave_out(end.lost_nodes)
-        if end.is_cut_off and not is_to_end:
-            self._slots.give_back(trial.trial_id)
+        if (end.is_cut_off or end.is_orphaned) and not is_to_end:
             self._set_aside(trial)
             self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
-            if not end.lost_nodes:
+            if end.is_cut_off and not end.lost_nodes:
                 self._cut_off = f"{trial.trial_id} was stopped for the end of its job"
             return
-        if end.is_orphaned and not is_to_end:
-            self._slots.give_back(trial.trial_id)
-            self._set_aside(trial)
-            self._show(f"{trial.trial_id} is to go on: {end.reason}")
-            return
         if end.is_for_all and not is_to_end and not any(t.reports for t in self.trials.values()):
-            self._slots.give_back(trial.trial_id)
             self._set_aside(trial)
             if self._is_interrupted:
                 return
@@ -321,13 +320,14 @@ class Sweep:
                 f"{trial.trial_id}: {end.reason} All trials would fail like this one: no more are "
                 f"begun, and the others are stopped."
             )
-        if end.failed and not was_stopping:
-            self._fail(trial, end.reason)
+        lack = self._metrics.explain_end(trial, end)
+        if (end.failed or lack) and not was_stopping:
+            self._fail(trial, lack or end.reason)
+            self._metrics.check_end("" if self._is_interrupted else lack)
             return
-        if end.was_stopped and not is_to_end and trial.state is TrialState.PAUSING:
-            self._change(trial, TrialEvent.PAUSED)
-        elif end.was_stopped and not is_to_end and self._is_interrupted:
-            self._change(trial, TrialEvent.INTERRUPTED)
+        is_pausing = trial.state is TrialState.PAUSING
+        if end.was_stopped and not is_to_end and (is_pausing or self._is_interrupted):
+            self._set_aside(trial)
         else:
             reason = trial.reason if was_stopping else end.reason or explain_silence(trial)
             self._end(trial, reason, was_stopped=was_stopping)
@@ -336,6 +336,8 @@ class Sweep:
 
     def _set_aside(self, trial: Trial) -> None:
         """Let a trial whose run is gone go on later."""
+        self._slots.give_back(trial.trial_id)
+        self._metrics.forget(trial, anew=False)
         is_pausing = trial.state is TrialState.PAUSING
         self._change(trial, TrialEvent.PAUSED if is_pausing else TrialEvent.INTERRUPTED)
 
@@ -380,8 +382,7 @@ class Sweep:
         self._is_interrupted = True
         hint = "" if self.reason else "; Ctrl-C again leaves them running"
         self.reason, self._queue.is_closed = self.reason or "interrupted", True
-        at_work = self._trials.at_work
-        if at_work:
+        if at_work := self._trials.at_work:
             self._show(f"stopping {len(at_work)} trials{hint}")
         times = self._stop_times(self._rules.stop_patience_s)
         self._stops.leave(at_work, times, now=self._is_urgent())

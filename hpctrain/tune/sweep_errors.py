@@ -9,6 +9,7 @@ from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, Superse
 from hpctrain.log import log
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.local_runner import LocalRunner
+from hpctrain.tune.metric_check import UnreportedMetricError
 from hpctrain.tune.person_stops import PersonStops
 from hpctrain.tune.sweep import Sweep
 from hpctrain.uncaught import show_as
@@ -35,6 +36,13 @@ def errors_of_sweep(
         _note_interrupt(paths, sweep.reason)
         where = "" if person.why() else "In another job "
         raise RunStoppedError(f"{error} {where}{how_to_go_on}.") from error
+    except UnreportedMetricError as error:
+        _note_interrupt(paths, str(error))
+        raise ConfigError(
+            f"{error} The trials were stopped. If the function is wrong, mend it, and go on with "
+            f"Tuner.restore({str(paths.root)!r}, trainable, restart_errored=True).fit(). If the "
+            f"name is, begin again under another name, or with RunConfig(existing='restart')."
+        ) from error
     except ConfigError as error:
         _note_interrupt(paths, str(error))
         raise ConfigError(

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpctrain import timeouts
-from hpctrain.errors import ConfigError
-from hpctrain.metric_names import all_names, explain_unknown, has_metric
-from hpctrain.tune.runner import Report
-from hpctrain.tune.trial import Trial
 from hpctrain.tune.tune_config import TuneConfig
+
+# To each report, for schedulers.
+_ADDED = ("training_iteration", "time_total_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +19,7 @@ class SweepRules:
     """What ends a sweep, or a trial, besides the scheduler."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """What must be in the first report of each trial, and what names it."""
+    """What each trial has to report, and what names it."""
     time_budget_s: float = math.inf
     spent_s: float = 0.0
     """Seconds of it that are over when the sweep is restored: it ran for so long before."""
@@ -45,24 +44,6 @@ def name_metrics(config: TuneConfig, scheduler: object) -> dict[str, str]:
     for learner in (scheduler, config.search_alg):
         for argument in ("metric", "time_attr"):
             name = getattr(learner, argument, None)
-            if isinstance(name, str):
+            if isinstance(name, str) and name not in _ADDED:
                 named.setdefault(name, f"{type(learner).__name__}({argument}=...)")
     return named
-
-
-def check_metrics(trial: Trial, report: Report, metrics: Mapping[str, str]) -> None:
-    """Refuse a first report that lacks a metric which the sweep needs. Pure.
-
-    Raises
-    ------
-    ConfigError
-        With the metrics that there are.
-    """
-    if report.is_partial:
-        return
-    for metric, owner in metrics.items():
-        if not has_metric(report.metrics, metric):
-            raise ConfigError(
-                f"{trial.trial_id} reported no {metric!r}, which {owner} names. "
-                f"{explain_unknown(metric, all_names(report.metrics))}"
-            )

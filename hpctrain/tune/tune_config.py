@@ -116,7 +116,7 @@ class TuneConfig:
 
     metric: str | None = None
     """What is optimized; ``a/b`` looks inside mappings. The first report of each trial must have
-    it."""
+    it, as None where it is not measured yet."""
     mode: str | None = None
     """Whether small (``min``) or large (``max``) values are better."""
     search_alg: Any = None

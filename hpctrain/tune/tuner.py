@@ -102,7 +102,7 @@ class Tuner:
         Raises
         ------
         ConfigError
-            If something is impossible, or the first report of a trial lacks the metric.
+            If something is impossible, or a trial lacks the metric that none has reported so far.
         RunStoppedError
             If the job of this process is about to end, once the trials have stopped;
             ``Tuner.restore()`` goes on in another one. Also if a person has stopped the sweep:

@@ -35,6 +35,8 @@ class Script:
     hangs: bool = False
     """Whether it goes on without a report until it is stopped."""
     ignores_stop: bool = False
+    calls: str | Sequence[str] = "m"
+    """What it calls its values, all of them or one after the other."""
 
 
 @dataclass
@@ -91,7 +93,8 @@ class FakeRunner:
         done = self.at_work[name]
         if done < len(script.values):
             self.at_work[name] += 1
-            metrics = {"m": script.values[done], "training_iteration": done + 1}
+            called = script.calls if isinstance(script.calls, str) else script.calls[done]
+            metrics = {called: script.values[done], "training_iteration": done + 1}
             report = Report(number=done + 1, time=self.now, metrics=metrics)
             self.made.setdefault(name, []).append(report)
             return Look(reports=[report])

@@ -35,6 +35,7 @@ from hpctrain.tune.overview import read_overview
 from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.trainable import make_trial_trainer
+from hpctrain.tune.trial import TrialState
 from tests.waiting import wait_until
 
 TIMEOUT_S = 120.0
@@ -317,9 +318,36 @@ def test_a_metric_that_is_not_reported_is_said_with_those_that_are(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"no 'los'.*The metrics are loss.*mean 'loss'") as error:
         tuner.fit()
     assert "existing='restart'" in str(error.value)
+    assert "restart_errored=True).fit()" in str(error.value)
+    paths = SweepPaths(root=tmp_path / "sweep")
+    assert read_record(paths).trials["trial_00000"].state is TrialState.ERROR
     status = read_status(RunPaths(tmp_path / "sweep/trial_00000"))
     assert status is not None
     assert status.state.is_final
+
+
+def _diverges(config: dict[str, Any]) -> None:
+    if config["x"] == 2 and not Path(config["mended"]).exists():
+        hpctrain.report({"diverged": True})
+        return
+    for step in range(3):
+        hpctrain.report({"loss": config["x"] / (step + 1)})
+
+
+def test_a_trial_without_the_metric_costs_no_other_and_begins_anew(tmp_path: Path) -> None:
+    mended = tmp_path / "mended"
+    config = tune.TuneConfig(metric="loss", mode="min", max_concurrent_trials=1)
+    grid = tune.Tuner(
+        _diverges,
+        param_space={"x": tune.grid_search([1, 2, 3]), "mended": str(mended)},
+        tune_config=config,
+        run_config=quiet(tmp_path),
+    ).fit()
+    assert (grid.num_errors, grid.num_terminated) == (1, 2)
+    assert "trial_00001 reported no 'loss'" in str(grid.errors[0])
+    mended.touch()
+    again = tune.Tuner.restore(tmp_path / "sweep", _diverges, restart_errored=True).fit()
+    assert (again.num_errors, again.num_terminated) == (0, 3)
 
 
 def noop(config: dict[str, Any]) -> None:

@@ -1,0 +1,114 @@
+"""`MetricCheck`: whether trials report what their sweep compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hpctrain.errors import ConfigError
+from hpctrain.metric_names import all_names, explain_unknown, has_metric
+from hpctrain.tune.runner import End, Report
+from hpctrain.tune.trial import Trial
+
+
+class UnreportedMetricError(ConfigError):
+    """That no trial of a sweep has reported what it compares, and one should have."""
+
+
+class MetricCheck:
+    """Knows which trials have reported the metrics of a sweep, and refuses those that do not.
+
+    A trial is refused after a first report without one of them, and at an end without a report of
+    them. Where no trial has reported them yet all would be, and the sweep ends.
+
+    Parameters
+    ----------
+    metrics
+        What has to be reported, and what names it.
+    """
+
+    def __init__(self, metrics: Mapping[str, str]) -> None:
+        self._metrics = metrics
+        self._having: set[str] = set()
+        self._refused: dict[str, str] = {}
+
+    def recall(self, histories: Mapping[str, Iterable[Report]]) -> None:
+        """Note what trials reported before their sweep was restored. Not collective."""
+        for trial_id, reports in histories.items():
+            if any(self._find_lack(report.metrics) is None for report in reports):
+                self._having.add(trial_id)
+
+    def forget(self, trial: Trial, *, anew: bool) -> None:
+        """Note that a trial that failed runs again. Not collective.
+
+        Parameters
+        ----------
+        anew
+            Whether from its beginning.
+        """
+        self._refused.pop(trial.trial_id, None)
+        if anew:
+            self._having.discard(trial.trial_id)
+
+    def has_refused(self, trial: Trial) -> bool:
+        """Return whether a trial is to fail once its run has stopped. Not collective."""
+        return trial.trial_id in self._refused
+
+    def note(self, trial: Trial, report: Report, *, is_first: bool) -> bool:
+        """Note a report; return whether its trial is to stop, and to fail. Not collective.
+
+        Raises
+        ------
+        UnreportedMetricError
+            If no other trial has reported the metrics either.
+        """
+        lack = self._find_lack(report.metrics)
+        if lack is None:
+            self._having.add(trial.trial_id)
+        if lack is None or report.is_partial or not is_first:
+            return False
+        why = self._explain(trial, lack, f"reported no {lack!r}")
+        self._refused[trial.trial_id] = why
+        self._raise_if_for_all(why)
+        return True
+
+    def explain_end(self, trial: Trial, end: End) -> str:
+        """Return why a trial has failed whose run has not; empty if it has not. Not collective."""
+        if end.failed or end.is_for_good:
+            return ""
+        if self.has_refused(trial):
+            return self._refused[trial.trial_id]
+        lack = self._find_lack({})
+        if lack is None or end.was_stopped or trial.trial_id in self._having:
+            return ""
+        if not trial.reports:
+            return self._explain(trial, lack, f"finished without a report, and so without {lack!r}")
+        lack = self._find_lack(trial.metrics) or lack
+        return self._explain(trial, lack, f"finished without a report of {lack!r}")
+
+    def check_end(self, why: str) -> None:
+        """End the sweep after a trial that has failed by `explain_end`, if all would.
+
+        Not collective.
+
+        Raises
+        ------
+        UnreportedMetricError
+            Then.
+        """
+        if why:
+            self._raise_if_for_all(why)
+
+    def _raise_if_for_all(self, why: str) -> None:
+        if not self._having:
+            raise UnreportedMetricError(f"{why} No trial has reported it so far.")
+
+    def _find_lack(self, metrics: Mapping[str, object]) -> str | None:
+        return next((name for name in self._metrics if not has_metric(metrics, name)), None)
+
+    def _explain(self, trial: Trial, metric: str, what: str) -> str:
+        known = f" {explain_unknown(metric, all_names(trial.metrics))}" if trial.reports else ""
+        return (
+            f"{trial.trial_id} {what}, which {self._metrics[metric]} names.{known} The first "
+            f"report of each trial needs it: hpctrain.report({{{metric!r}: None}}) where it is not "
+            f"measured yet."
+        )
