@@ -60,12 +60,20 @@ def follow(paths: SweepPaths, render: Callable[[], tuple[str, bool]], *, has_job
 def crop(text: str, room: int) -> str:
     """Return as much of a table as there are lines for, and how much is left out. Pure.
 
-    Those at the end are kept: trials begin in this order.
+    Trials at work are kept, and of the others those at the end: trials begin in this order.
     """
     lines = text.splitlines()
-    left_out = len(lines) - room
-    if left_out <= 0:
+    if len(lines) <= room:
         return text
     head = next((i for i, line in enumerate(lines) if line.startswith("TRIAL ")), 0) + 1
-    kept = lines[head + left_out + 1 :]
-    return "\n".join([*lines[:head], f"({left_out + 1} trials before)", *kept])
+    rows = lines[head:]
+    by_interest = sorted(range(len(rows)), key=lambda i: (_is_at_work(rows[i]), i), reverse=True)
+    kept = sorted(by_interest[: max(room - head - 1, 0)])
+    where = "more" if any(map(_is_at_work, rows)) else "before"
+    return "\n".join(
+        [*lines[:head], f"({len(rows) - len(kept)} trials {where})", *(rows[i] for i in kept)]
+    )
+
+
+def _is_at_work(row: str) -> bool:
+    return row.split()[1:2] in (["RUNNING"], ["PAUSING"], ["STOPPING"])

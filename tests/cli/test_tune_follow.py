@@ -93,7 +93,7 @@ def test_what_changes_is_shown_until_the_sweep_has_ended(
 
 
 def test_of_a_long_table_the_end_is_shown() -> None:
-    rows = [f"trial_{number:05d}  RUNNING" for number in range(10)]
+    rows = [f"trial_{number:05d}  PENDING" for number in range(10)]
     text = "\n".join(["sweep: running, 10 trials", "TRIAL        STATE", *rows])
     assert crop(text, 12) == text
     shown = crop(text, 6).splitlines()
@@ -114,6 +114,15 @@ def test_it_ends_when_the_tuner_has_died_on_another_host(
         tune.status(tmp_path, follow=True)
     assert 60 <= clock.now < 70
     assert capsys.readouterr().out.count("running, 0 trials") == 1
+
+
+def test_of_a_long_table_trials_at_work_are_shown_first() -> None:
+    states = ["RUNNING", "PAUSED", "PAUSED", "STOPPING", *5 * ["TERMINATED"], "PAUSED"]
+    rows = [f"trial_{number:05d}  {state}" for number, state in enumerate(states)]
+    text = "\n".join(["sweep: running, 10 trials", "TRIAL        STATE", *rows])
+    shown = crop(text, 6).splitlines()
+    assert shown[2:] == ["(7 trials more)", rows[0], rows[3], rows[9]]
+    assert crop(text, 4).splitlines()[2:] == ["(9 trials more)", rows[3]]
 
 
 def test_json_is_no_table_that_changes(tmp_path: Path) -> None:
