@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.tune.runner import Report
 from hpctrain.tune.schedulers.scheduler import Decision, Exploit, TrialScheduler
-from hpctrain.tune.search.searcher import STOP, SearchAlgorithm, Searcher
+from hpctrain.tune.search.parameters import is_same
+from hpctrain.tune.search.searcher import STOP, SearchAlgorithm, Searcher, has_restore
 from hpctrain.tune.trial import Trial, TrialState
 
 _DECISIONS = get_args(Decision)
@@ -24,21 +26,47 @@ class Learners:
         Decides which trials go on.
     search
         Is sent what trials report; None if nothing learns from it.
+    propose_again
+        Returns the configuration that the search proposes for a trial that there is.
     """
 
-    def __init__(self, scheduler: TrialScheduler, search: SearchAlgorithm | None) -> None:
+    def __init__(
+        self,
+        scheduler: TrialScheduler,
+        search: SearchAlgorithm | None,
+        propose_again: Callable[[str], Mapping[str, Any] | None] = lambda trial_id: None,
+    ) -> None:
         self.scheduler = scheduler
-        self._search = search
+        self._search, self._propose_again = search, propose_again
+        self._unknown: set[str] = set()
+        """Trials of which the search knows nothing."""
 
     def note_new(self, trial: Trial) -> None:
         """Tell of a trial that is about to begin. Not collective."""
         self.scheduler.on_trial_add(trial.trial_id)
 
     def note_restored(self, trial: Trial) -> None:
-        """Tell of a trial of a sweep that is restored. Not collective."""
+        """Tell of a trial of a sweep that is restored. Not collective.
+
+        A search that cannot be told is asked again, until it proposes something else.
+        """
         self.scheduler.on_trial_add(trial.trial_id)
-        if self._search is not None:
+        if self._search is None:
+            return
+        if has_restore(self._search):
             self._search.restore_trial(trial.trial_id, trial.config)  # type: ignore[attr-defined]
+        elif self._unknown:
+            self._unknown.add(trial.trial_id)
+        elif not _are_equal(proposed := self._propose_again(trial.trial_id), trial.config):
+            self._unknown.add(trial.trial_id)
+            if proposed is not None:
+                # It is not tried.
+                self._search.on_trial_complete(trial.trial_id, result=None, error=True)
+            log(
+                f"warning: {type(self._search).__name__} has no restore_trial(trial_id, config), "
+                f"and proposes something else for {trial.trial_id} than before: it learns nothing "
+                f"from that trial and those after it, and may propose them again."
+            )
 
     def note_report(self, trial: Trial, report: Report) -> str:
         """Tell of a report, and return what becomes of the trial. Not collective.
@@ -54,7 +82,7 @@ class Learners:
                 f"{type(self.scheduler).__name__}.on_result() returned {shown(decision)}. One of "
                 f"{', '.join(_DECISIONS)} is needed: return self.CONTINUE."
             )
-        if self._search is not None:
+        if self._search is not None and trial.trial_id not in self._unknown:
             answer = self._search.on_trial_result(trial.trial_id, report.metrics)
             # Those of Ray Tune return nothing.
             decision = STOP if answer == STOP else decision
@@ -65,7 +93,7 @@ class Learners:
         if not was_stopped and trial.state is TrialState.TERMINATED:
             self.scheduler.on_complete(trial.trial_id, trial.metrics)
         self.scheduler.on_remove(trial.trial_id)
-        if self._search is not None:
+        if self._search is not None and trial.trial_id not in self._unknown:
             has_failed = trial.state is TrialState.ERROR
             # By name, as Ray Tune: its documented search takes (trial_id, result, **kwargs).
             self._search.on_trial_complete(
@@ -99,3 +127,12 @@ class Learners:
         found = next((trial for trial in waiting if trial.trial_id == chosen), None)
         # A rule that lets all of them wait would let them do so for ever.
         return waiting[0] if found is None and must else found
+
+
+def _are_equal(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    try:
+        if one == other:
+            return True
+    except Exception:  # arrays, and objects of users
+        pass
+    return one is not None and is_same(dict(one), dict(other))

@@ -30,6 +30,9 @@ class ConfigSource(Protocol):
     def explain_none(self, number: int) -> str:
         """Return why there was no configuration after so many trials."""
 
+    def propose_again(self, trial_id: str) -> dict[str, Any] | None:
+        """Return what a search proposes for a trial that there is; None for no configuration."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VariantSource:
@@ -49,6 +52,9 @@ class VariantSource:
     def explain_none(self, number: int) -> str:
         """Return nothing: there is always a configuration. Not collective."""
         return ""
+
+    def propose_again(self, trial_id: str) -> None:
+        """Return None: nothing is proposed. Not collective."""
 
 
 @dataclass(kw_only=True)
@@ -89,6 +95,17 @@ class SearchSource:
             self.has_finished = True
             return None
         return self._config_of(suggestion)
+
+    def propose_again(self, trial_id: str) -> dict[str, Any] | None:
+        """Return what the search proposes for a trial that there is; None for no configuration.
+
+        Not collective.
+        """
+        suggestion = self.search.suggest(trial_id)
+        try:
+            return None if _is_finished(suggestion) else self._config_of(suggestion)
+        except ConfigError:
+            return None
 
     def _config_of(self, suggestion: object) -> dict[str, Any] | None:
         if suggestion is None:

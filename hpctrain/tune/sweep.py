@@ -94,7 +94,7 @@ class Sweep:
         self.reason = ""
         """Why no more trials begin; empty if there is no reason but their number."""
         self._trials = Trials(ledger)
-        self._learners = Learners(scheduler, search)
+        self._learners = Learners(scheduler, search, source.propose_again)
         self._stops = Stops(runner, patience_s=rules.stop_patience_s, clock=clock)
         self._transfers = Transfers(self._trials, runner, self._stops, show)
         self._queue = Queue(

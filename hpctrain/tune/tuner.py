@@ -249,7 +249,7 @@ class Tuner:
         """
         _refuse_filesystem(storage_filesystem)
         paths = SweepPaths(root=Path(path).absolute())
-        record = read_record(paths)
+        read_record(paths)
         check_run_directory(paths.root)
         if resume_errored and restart_errored:
             raise ConfigError(
@@ -273,12 +273,6 @@ class Tuner:
             tune_config=stored.tune_config,
             run_config=stored.run_config,
         )
-        search = stored.tune_config.search_alg
-        if record.trials and search is not None and not hasattr(search, "restore_trial"):
-            raise ConfigError(
-                f"{type(search).__name__} has no restore_trial(trial_id, config), so a sweep with "
-                f"it cannot be restored. Add the method, and begin another sweep."
-            )
         tuner._restored = paths
         tuner._retries = (TrialState.ERROR,) if resume_errored or restart_errored else ()
         tuner._restarts_errored = restart_errored

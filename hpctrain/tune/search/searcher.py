@@ -90,15 +90,16 @@ class Searcher(NamedArguments):
     def restore_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
         """Note a trial that was begun before the sweep was restored. Not collective.
 
-        Raises
-        ------
-        ConfigError
-            If the algorithm has no way to do so.
+        An algorithm without a method of its own is asked `suggest` again, and learns from the
+        trials for which it proposes what it did.
         """
-        raise ConfigError(
-            f"{type(self).__name__} has no restore_trial(trial_id, config), so a sweep with it "
-            f"cannot be restored. Add the method."
-        )
+        raise NotImplementedError
 
     def retry_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:  # of interest to some
         """Note that a trial that has failed runs again. Not collective."""
+
+
+def has_restore(search: object) -> bool:
+    """Return whether a search can be told of the trials of a restored sweep. Not collective."""
+    own = getattr(type(search), "restore_trial", None)
+    return callable(getattr(search, "restore_trial", None)) and own is not Searcher.restore_trial
