@@ -7,11 +7,13 @@ from pathlib import Path
 
 from hpctrain.checkpoint_lock import hold_for_reading
 from hpctrain.errors import CheckpointError
+from hpctrain.log import log_once
 from hpctrain.rundir.files import fsync_file
 from hpctrain.rundir.manifest import DamagedManifestError, Manifest, read_manifest
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import StagedPart, shared_directory, staging_directory
 from hpctrain.rundir.store import CheckpointStore
+from hpctrain.writers import hold_tree
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -78,13 +80,29 @@ def _stage(source: Path, checkpoints: Path, *, report: int, attempt: int) -> Sha
         )
 
     staging = make()
-    # With a second name such a file could be written by others there, too.
-    if not any(path.stat().st_mode & _OTHERS_MAY_WRITE for path in source.rglob("*")):
-        try:
-            staging.link(source)
-            return staging
-        except CheckpointError:
-            CheckpointStore(checkpoints).abandon(attempt=attempt, report=report)
-            staging = make()
-    staging.copy(source)
+    try:
+        _close_own_files(source)
+        staging.link(source)
+    except (CheckpointError, PermissionError) as error:
+        reason = getattr(error.__cause__ or error, "strerror", None) or str(error)
+        log_once(f"checkpoints are copied: their files cannot have a second name ({reason})")
+        CheckpointStore(checkpoints).abandon(attempt=attempt, report=report)
+        staging = make()
+        staging.copy(source)
     return staging
+
+
+def _close_own_files(source: Path) -> None:
+    """Take the write permission of others from files that only this user can have written.
+
+    A umask of 002 gives it to the group. In a directory that only this user can enter it means
+    nothing, until the file has a second name. Where others can have written one, nothing is
+    changed: its pickles need trust under both names.
+    """
+    with hold_tree(source) as tree:
+        if tree.judge() is not None:
+            return
+        for path in tree.path.rglob("*"):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode) and mode & _OTHERS_MAY_WRITE:
+                path.chmod(stat.S_IMODE(mode) & ~_OTHERS_MAY_WRITE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,11 +13,14 @@ import pytest
 
 from hpctrain.checkpoint_lock import hold_for_deletion
 from hpctrain.errors import CheckpointError
+from hpctrain.log import log_once
 from hpctrain.rundir import clone as module
+from hpctrain.rundir.bulk import clone as reflink
 from hpctrain.rundir.clone import clone_checkpoint
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
+from hpctrain.writers import COPIED_NAME, hold_tree
 
 FILES = {"model.bin": b"the best", "deep/er/state.bin": b"\0" * 5000}
 
@@ -32,6 +37,13 @@ def commit(checkpoints: Path, report: int, files: Mapping[str, bytes], *, name: 
         attempt=1, report=report, world_size=2, metrics={"loss": report}, parts={0: part}
     )
     return made.path
+
+
+def is_shared(clone: Path, source: Path) -> bool:
+    """Return whether a clone has cost no copy."""
+    with tempfile.TemporaryDirectory(dir=source.parent) as place:
+        has_reflinks = reflink(source, Path(place, "reflink"))
+    return has_reflinks or clone.samefile(source)
 
 
 @pytest.fixture
@@ -74,29 +86,66 @@ def test_nothing_is_copied_where_files_can_have_two_names(
 
     monkeypatch.setattr(SharedStaging, "copy", copy)
     clone_checkpoint(source, checkpoints, report=3, attempt=1)
+    assert is_shared(checkpoints / "000003/model.bin", source / "model.bin")
     shutil.rmtree(source)
     assert (checkpoints / "000003/model.bin").read_bytes() == b"the best"
 
 
-def test_it_is_copied_where_they_cannot(
-    source: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+def test_it_is_copied_where_they_cannot_which_is_said_once(
+    source: Path,
+    checkpoints: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    log_once.cache_clear()
+
     def link(self: SharedStaging, source: Path) -> None:
         self.add("model.bin", lambda path: path.write_bytes(b"half"))
-        raise CheckpointError("cannot be linked")
+        raise CheckpointError("cannot be linked") from OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(SharedStaging, "link", link)
     clone_checkpoint(source, checkpoints, report=3, attempt=1)
     assert CheckpointStore(checkpoints).newest_good()[1] == []
+    clone_checkpoint(source, checkpoints, report=4, attempt=1)
+    said = "checkpoints are copied: their files cannot have a second name (Operation not permitted)"
+    assert capsys.readouterr().err == f"hpctrain: {said}\n"
     clone = checkpoints / "000003/model.bin"
     assert clone.read_bytes() == b"the best"
     assert not clone.samefile(source / "model.bin")
 
 
-def test_a_file_that_others_can_write_is_copied(source: Path, checkpoints: Path) -> None:
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_that_its_group_could_write_is_closed_and_has_a_second_name(
+    source: Path, checkpoints: Path
+) -> None:
+    """As a umask of 002 makes it, in a directory that only this user can enter."""
+    source.parent.chmod(0o700)
     (source / "model.bin").chmod(0o664)
     clone_checkpoint(source, checkpoints, report=3, attempt=1)
-    assert not (checkpoints / "000003/model.bin").samefile(source / "model.bin")
+    clone = checkpoints / "000003/model.bin"
+    assert is_shared(clone, source / "model.bin")
+    assert mode_of(source / "model.bin") == mode_of(clone) == 0o644
+    assert not (clone.parent / COPIED_NAME).exists()
+
+
+def test_a_file_that_others_may_have_written_needs_trust_under_both_names() -> None:
+    # Anybody can enter it, other than pytest's own.
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        source = commit(place / "donor", 7, FILES)
+        (source / "model.bin").chmod(0o664)
+        clone_checkpoint(source, place / "own", report=3, attempt=1)
+        clone = place / "own/000003/model.bin"
+        assert is_shared(clone, source / "model.bin")
+        assert mode_of(source / "model.bin") == 0o664
+        for path in (source, clone.parent):
+            with hold_tree(path) as tree:
+                assert tree.judge() is not None
+        assert (clone.parent / COPIED_NAME).exists()
 
 
 def test_a_report_without_a_checkpoint_gets_one_and_one_with_a_name_keeps_it(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hpctrain import Checkpoint, Result
+from hpctrain.rundir.bulk import clone as reflink
 from hpctrain.tune.ledger import SweepPaths, read_record
 from tests.waiting import wait_until
 
@@ -33,7 +34,13 @@ SCRIPT = """
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
             state.append([own, config["lr"]])
-            hpctrain.report({"m": config["lr"]}, Checkpoint.from_dict({"state": state}))
+            saved = Checkpoint.from_dict({"state": state})
+            # As a training function that writes its files itself under a umask for groups.
+            with hpctrain.checkpoint_dir() as directory:
+                saved.to_directory(directory)
+                (Path(directory) / "weights").write_text(own)
+                (Path(directory) / "weights").chmod(0o664)
+                hpctrain.report({"m": config["lr"]}, Checkpoint(directory))
             if any(who != own for who, _ in state):
                 (folder / "gate").touch()
             if (folder / "gate").exists():
@@ -139,6 +146,12 @@ def check(root: Path) -> None:
     assert result.metrics["m"] == state[-1][1]
     clone = state_of(root / "s/trial_00000", f"{cloned['report']:06d}")
     assert clone == inherited, "it lies where the trial's own checkpoint was"
+    donor = root / "s/trial_00001/checkpoints" / first["checkpoint"]
+    lies = root / f"s/trial_00000/checkpoints/{cloned['report']:06d}"
+    # The filesystem of the tests has no reflinks, or these would be other inodes.
+    assert reflink(lies / "weights", root / "reflink") or all(
+        (lies / path.name).samefile(path) for path in donor.iterdir() if path.name[0] != "."
+    ), "nothing is copied"
 
 
 def test_the_worst_trial_goes_on_from_the_checkpoint_of_the_best(
