@@ -360,6 +360,46 @@ def test_a_trial_that_runs_out_of_memory_costs_no_other(tmp_path: Path) -> None:
     assert "out of memory" in printed(tmp_path)
 
 
+ALL_MEMORY = """
+def train(config):
+    where(config)
+    hpctrain.report({"x": config["x"]}, Checkpoint.from_dict({"x": config["x"]}))
+    if config["x"] == 1:
+        # More than the job has.
+        filled = bytearray(4 * 2**30)
+        for place in range(0, len(filled), 4096):
+            filled[place] = 1
+    other = FOLDER / "sweep/trial_00001"
+    deadline = time.monotonic() + 80
+    while config["x"] == 0 and hpctrain.Result.from_path(other).state != "failed":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    hpctrain.report({"x": config["x"]})
+
+results = tune.Tuner(
+    train,
+    param_space={"x": tune.grid_search([0, 1, 2, 3])},
+    tune_config=tune.TuneConfig(max_concurrent_trials=2),
+    run_config=run_config(),
+).fit()
+print("error:", *results.errors)
+print("attempts:", [len(result.attempts) for result in results])
+"""
+
+
+def test_one_without_a_limit_of_its_own_that_takes_all_of_the_job_costs_no_other(
+    tmp_path: Path,
+) -> None:
+    """Of all processes in the job the kernel ends the one with the most memory."""
+    with cluster_with_limits() as cluster:
+        places = sweep(cluster, tmp_path, ALL_MEMORY, "--mem=1536")
+    assert len(places) == 4
+    assert "attempts: [1, 1, 1, 1]" in printed(tmp_path)
+    assert "out of memory" in printed(tmp_path)
+    states = [Result.from_path(tmp_path / f"sweep/trial_0000{i}").state for i in range(4)]
+    assert states == ["finished", "failed", "finished", "finished"]
+
+
 TUNER_KILLED = """
 (FOLDER / "pid").write_text(str(os.getpid()))
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpctrain import ConfigError
+import hpctrain
+from hpctrain import ConfigError, DataParallelTrainer, RunConfig, ScalingConfig, tune
 from hpctrain.tune.slots import Capacity, Need, Slot, Slots
+from hpctrain.worker.bootstrap import gpus_of
 
 
 def test_slots_never_give_more_than_there_is_and_a_trial_alone_always_fits(
@@ -89,3 +93,39 @@ def test_a_trial_that_was_found_at_work_keeps_its_slot() -> None:
     slots.keep("a", Need(cpus=1, gpus=1), Slot(gpus=("1",)))
     assert slots.take("b", Need(cpus=1, gpus=1)) == Slot(gpus=("0",))
     assert slots.take("c", Need(cpus=1)) is None
+
+
+def hold_gpu(config: Mapping[str, Any]) -> None:
+    """Take the GPU of each rank, which no other rank may have now, and give it back."""
+    context = hpctrain.get_context()
+    (gpu,) = gpus_of(context.world, 1)
+    held = Path(config["folder"], f"gpu-{gpu}")
+    held.touch(exist_ok=False)
+    hpctrain.report({"gpu": int(gpu), "x": 1})
+    held.unlink()
+
+
+def test_the_space_chooses_how_many_gpus_a_trial_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    # Four workers at the same time, so that GPUs are what trials wait for.
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    results = tune.Tuner(
+        DataParallelTrainer(hold_gpu, scaling_config=ScalingConfig(use_gpu=True)),
+        param_space={
+            "train_loop_config": {"folder": str(tmp_path)},
+            "scaling_config": ScalingConfig(num_workers=tune.choice([1, 2])),
+        },
+        tune_config=tune.TuneConfig(num_samples=4, seed=1),
+        run_config=RunConfig(storage_path=tmp_path, name="sweep", verbose=0),
+    ).fit()
+    assert not results.errors
+    chosen = [result.config["scaling_config"].num_workers for result in results]
+    assert set(chosen) == {1, 2}
+    lines = map(json.loads, (tmp_path / "sweep/tune.jsonl").read_text().splitlines())
+    given = {line["trial"]: line["gpus"] for line in lines if line["event"] == "trial-started"}
+    assert [len(given[result.path.name]) for result in results] == chosen
+    for result, workers in zip(results, chosen, strict=True):
+        assert result.status.world_size == workers
