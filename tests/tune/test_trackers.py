@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hpctrain
-from hpctrain import Result, RunConfig, tune
+from hpctrain import Checkpoint, Result, RunConfig, tune
 from hpctrain.callback import RunContext
 from hpctrain.callbacks import (
     CometLoggerCallback,
@@ -23,6 +25,9 @@ from hpctrain.callbacks.mlflow import file_store
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.rundir.sweep import sweep_of
+from hpctrain.tune.ledger import SweepPaths
+from hpctrain.tune.person_stops import request_stop
+from hpctrain.tune.schedulers import PopulationBasedTraining
 from tests.callbacks.records import comet_messages, wandb_history, wandb_parts
 from tests.waiting import wait_until
 
@@ -130,6 +135,106 @@ def test_comet_has_an_experiment_for_each_trial_with_the_sweep_as_a_tag(tmp_path
         assert set(messages[0]["tags"]) == {"my.sweep", "mine"}
         assert [m["value"] for m in messages if m.get("key") == "Name"] == [trial]
     assert len(ids) == 2
+
+
+def train_on(config: dict[str, Any]) -> None:
+    """Report, with checkpoints, until there is a file."""
+    checkpoint = hpctrain.get_checkpoint()
+    step = 0 if checkpoint is None else checkpoint.to_dict()["step"]
+    while True:
+        step += 1
+        saved = Checkpoint.from_dict({"step": step})
+        hpctrain.report({"m": config["lr"], "step": step}, checkpoint=saved)
+        if Path(config["go"]).exists():
+            return
+        time.sleep(0.02)
+
+
+def events(sweep: Path) -> list[str]:
+    path = sweep / "tune.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["event"] for line in lines]
+
+
+def stop_once_cloned(sweep: Path) -> None:
+    """Stop a sweep, as ``hpctrain tune stop`` does, in which trials were paused and cloned."""
+    wait_until(lambda: {"trial-cloned", "trial-paused"} <= set(events(sweep)), timeout_s=120)
+    request_stop(SweepPaths(root=sweep), now=False)
+
+
+def stop_and_go_on(folder: Path, *callbacks: Any) -> list[Result]:
+    """Run two trials, one of which is paused and cloned, and restore the sweep."""
+    go, sweep = folder / "go", folder / "my.sweep"
+    tuner = tune.Tuner(
+        train_on,
+        param_space={"lr": tune.grid_search([4.0, 1.0]), "go": str(go)},
+        run_config=RunConfig(
+            storage_path=folder, name=sweep.name, verbose=0, callbacks=list(callbacks)
+        ),
+        tune_config=tune.TuneConfig(
+            metric="m",
+            mode="max",
+            max_concurrent_trials=2,
+            scheduler=PopulationBasedTraining(
+                time_attr="training_iteration",
+                perturbation_interval=2,
+                quantile_fraction=0.5,
+                hyperparam_mutations={"lr": [1.0, 4.0]},
+            ),
+        ),
+    )
+    person = threading.Thread(target=stop_once_cloned, args=(sweep,))
+    person.start()
+    with pytest.raises(hpctrain.RunStoppedError):
+        tuner.fit()
+    person.join()
+    go.touch()
+    grid = tune.Tuner.restore(sweep, train_on).fit()
+    assert not grid.errors
+    wait_until(lambda: all(has_ended(result.status.owner_pid) for result in grid))
+    results = list(grid)
+    assert all(len(result.attempts) > 1 for result in results), "several processes a trial"
+    return results
+
+
+def steps_of(result: Result) -> list[tuple[int, int]]:
+    """Return the number of each report, and the step of the model, which a clone has inherited."""
+    return [(n, line["step"]) for n, line in enumerate(result.metrics_history, 1)]
+
+
+def test_mlflow_has_one_run_of_a_trial_that_is_cloned_stopped_and_restored(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = file_store(tmp_path)
+    results = stop_and_go_on(tmp_path, MLflowLoggerCallback(uri))
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("my.sweep")
+    runs = client.search_runs([experiment.experiment_id])
+    ids = {run.info.run_name: run.info.run_id for run in runs}
+    assert len(runs) == 2
+    assert set(ids) == set(TRIALS)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    for result in results:
+        history = client.get_metric_history(ids[result.path.name], "step")
+        assert [(entry.step, entry.value) for entry in history] == steps_of(result)
+
+
+def test_wandb_has_one_run_of_a_trial_that_is_cloned_stopped_and_restored(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    for result in stop_and_go_on(tmp_path, WandbLoggerCallback(project="p")):
+
+        def rows(path: Path = result.path) -> list[tuple[int, int]]:
+            parts = [wandb_history(records) for records in wandb_parts(path)]
+            return [(row["_step"], row["step"]) for part in parts for row in part]
+
+        expected = steps_of(result)
+        # wandb's own process closes a file after finish() has returned.
+        wait_until(lambda rows=rows, expected=expected: len(rows()) >= len(expected))
+        assert rows() == expected
+        parts = wandb_parts(result.path)
+        assert len(parts) > 1
+        started = [r.run for records in parts for r in records if r.HasField("run")]
+        assert len({run.run_id for run in started}) == 1
+        assert {run.display_name for run in started} == {result.path.name}
 
 
 @pytest.mark.parametrize("name", ["", "all.prom"])
