@@ -86,9 +86,105 @@ def make_horovod() -> BaseTrainer:
     return HorovodTrainer(_train_horovod, scaling_config=ScalingConfig(num_workers=2))
 
 
+def configure_lightning(rate: Any) -> Any:
+    pl = pytest.importorskip("lightning.pytorch")
+    import torch
+
+    from hpctrain.lightning import LightningConfigBuilder
+
+    # It travels by value, as that of a script.
+    class Net(pl.LightningModule):
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.rate = rate
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def training_step(self, batch: Any) -> Any:
+            loss = (self.weight - batch["y"].mean()).square()
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+    builder = LightningConfigBuilder().module(cls=Net, rate=rate)
+    return builder.trainer(max_epochs=2, enable_progress_bar=False, logger=False).build()
+
+
+def make_lightning() -> BaseTrainer:
+    from hpctrain.lightning import LightningTrainer
+
+    return LightningTrainer(
+        configure_lightning(0.5),
+        datasets={"train": hpctrain.data.from_numpy({"y": np.ones(8, dtype="f4")})},
+        datasets_iter_config={"batch_size": 4},
+        scaling_config=ScalingConfig(num_workers=1),
+    )
+
+
+def _train_accelerate(config: Mapping[str, Any]) -> None:
+    import torch
+    from accelerate import Accelerator
+
+    total = Accelerator().reduce(torch.tensor(float(config["x"])), reduction="sum")
+    hpctrain.report({"loss": float(total)})
+
+
+def make_accelerate() -> BaseTrainer:
+    pytest.importorskip("accelerate")
+    from hpctrain.huggingface import AccelerateTrainer
+
+    return AccelerateTrainer(_train_accelerate, scaling_config=ScalingConfig(num_workers=2))
+
+
+def _make_transformers(train_dataset: Any, eval_dataset: Any, rate: float) -> Any:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, labels: Any) -> dict[str, Any]:
+            return {"loss": (self.weight - labels.float().mean()).square()}
+
+    net = Net()
+    arguments = TrainingArguments(
+        output_dir="unused",
+        max_steps=3,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+    return Trainer(net, arguments, train_dataset=train_dataset, optimizers=(optimizer, None))
+
+
+def make_transformers() -> BaseTrainer:
+    pytest.importorskip("transformers")
+    from hpctrain.huggingface import TransformersTrainer
+
+    return TransformersTrainer(
+        _make_transformers,
+        trainer_init_config={"rate": 0.1},
+        datasets={"train": [{"labels": 1} for _ in range(8)]},
+        scaling_config=ScalingConfig(num_workers=1),
+    )
+
+
 DEPTHS = {"params": {"max_depth": tune.grid_search([1, 3])}}
 XS = {"train_loop_config": {"x": tune.grid_search([3.0, 1.0])}}
-CASES: dict[str, tuple[Callable[[], BaseTrainer], dict[str, Any], str, str, int]] = {
+RATES = {"trainer_init_config": {"rate": tune.grid_search([0.0, 0.4])}}
+
+
+def lightning_space() -> dict[str, Any]:
+    return {"lightning_config": configure_lightning(tune.grid_search([0.0, 0.4]))}
+
+
+Space = dict[str, Any] | Callable[[], dict[str, Any]]
+CASES: dict[str, tuple[Callable[[], BaseTrainer], Space, str, str, int]] = {
     "xgboost": (make_xgboost, DEPTHS, "train-logloss", "min", 1),
     "lightgbm": (make_lightgbm, DEPTHS, "train-binary_logloss", "min", 1),
     "sklearn": (
@@ -100,15 +196,20 @@ CASES: dict[str, tuple[Callable[[], BaseTrainer], dict[str, Any], str, str, int]
     ),
     "jax": (make_jax, XS, "loss", "min", 1),
     "horovod": (make_horovod, XS, "loss", "min", 1),
+    "lightning": (make_lightning, lightning_space, "loss", "min", 1),
+    "accelerate": (make_accelerate, XS, "loss", "min", 1),
+    "transformers": (make_transformers, RATES, "loss", "min", 1),
 }
 
 
+# Lightning has an opinion about data sets as small as these.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_trainer_is_tuned(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make, space, metric, mode, best = CASES[name]
     results = tune.Tuner(
         make(),
-        param_space=space,
+        param_space=space() if callable(space) else space,
         tune_config=tune.TuneConfig(metric=metric, mode=mode),
         run_config=RunConfig(name=name, storage_path=str(tmp_path), verbose=1),
     ).fit()
