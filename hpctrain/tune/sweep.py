@@ -16,6 +16,7 @@ from hpctrain.errors import (
 from hpctrain.log import log
 from hpctrain.tune.adoption import replay, settle
 from hpctrain.tune.decisions import Decisions
+from hpctrain.tune.failures import describe_failure
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
 from hpctrain.tune.metric_check import MetricCheck
@@ -345,7 +346,7 @@ class Sweep:
         self._slots.give_back(trial.trial_id)
         self._change(trial, TrialEvent.FAILED, reason=reason)
         self._note_end(trial, was_stopped=False)
-        self._show(f"{trial.trial_id} failed: {(reason.splitlines() or ['it failed'])[0]}")
+        self._show(describe_failure(trial, self.trials.values()))
         if self._rules.fail_fast and not self.reason:
             if self._rules.fail_fast == "raise":
                 self._error = TrainingFailedError(f"{trial.trial_id}: {reason}")
