@@ -20,7 +20,6 @@ REASONS = {
     r"only integers, slices": "an array is predicted as an array, not as a dict with one",
     r"is out of bounds": "the local images are fewer than the script wants",
     r"did not end in time": "too slow for two loaded CPUs",
-    r"abstract methods close, log, open": "a logger of one's own has the methods of hpctrain's",
     r"no attribute 'log_dir'": "the older name of ``Result.path``",
     r"^IndentationError": "what its page leaves to its reader is indented by 11",
 }

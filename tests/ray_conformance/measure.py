@@ -54,6 +54,10 @@ DOCUMENTED = {
     r"([\w\[\]]+)\.metrics(\[|\.get\()\"training_iteration\"(, 0)?[\])]": (
         r"len(\1.metrics_history)"
     ),
+    r"( +)def on_trial_result\(self, iteration, trials, trial, result, \*\*info\):": (
+        r"\1def open(self, trial):\n\1    pass\n\n\1def close(self, trial, state):\n\1    pass\n\n"
+        r"\1def log(self, trial, result, checkpoint):"
+    ),
     # What a page leaves to its reader: without it no rank saves anything.
     r"# torch\.save\(\.\.\.\)": 'open(f"{temp_checkpoint_dir}/model.pt", "w").close()',
 }

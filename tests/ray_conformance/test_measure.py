@@ -62,6 +62,13 @@ PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("ray-train.rst",
             "len(grid[0].metrics_history) < len(one.metrics_history)",
             "``len(result.metrics_history)`` is the number of reports",
         ),
+        (
+            "    def on_trial_result(self, iteration, trials, trial, result, **info):\n",
+            "    def open(self, trial):\n        pass\n\n"
+            "    def close(self, trial, state):\n        pass\n\n"
+            "    def log(self, trial, result, checkpoint):\n",
+            "with ``open``, ``log`` and ``close``",
+        ),
         ("Trainer(dmatrix_params={})", "Trainer(dataset_params={})", "``dmatrix_params`` by"),
     ],
 )
