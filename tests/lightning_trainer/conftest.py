@@ -12,6 +12,9 @@ pytest.importorskip("lightning")
 
 from hpctrain import Result, RunConfig, ScalingConfig
 from hpctrain.torch import TorchTrainer
+from tests.imports import forks_of_one_import
+
+_forks = forks_of_one_import("lightning.pytorch")
 
 Fit = Callable[..., Result]
 CONFIG = {"epochs": 3, "num_workers": 2, "batch_size": 4, "kill": {}, "callback": {}}
@@ -129,7 +132,7 @@ def make_training() -> Callable[[dict[str, Any]], Any]:
     return train
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     train = make_training()
 
@@ -153,7 +156,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     return fit
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def whole(fit: Fit) -> Result:
     """Three epochs of five steps on two ranks that nothing disturbs."""
     return fit(callback={"report_every_n_steps": 1})
