@@ -160,6 +160,7 @@ class _Configs:
     """Gives trials the configurations of the sweep."""
 
     configs: Sequence[dict[str, Any]]
+    learns: bool = False
 
     def next(self, number: int, trial_id: str) -> dict[str, Any]:
         return self.configs[number]
@@ -169,6 +170,9 @@ class _Configs:
 
     def explain_none(self, number: int) -> str:
         return ""
+
+    def propose_again(self, trial_id: str) -> None:
+        return None
 
 
 def make_played_sweep(

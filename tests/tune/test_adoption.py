@@ -34,7 +34,7 @@ def test_a_trial_that_waits_is_where_the_scheduler_says(
 
     settle(
         [trial],
-        Replayed(decisions=said, stops=stops, exploits=()),
+        Replayed(decisions=said, stops=stops, exploits=(), histories={}),
         change=lambda trial, event: trial.apply(event),
         end=end,
     )

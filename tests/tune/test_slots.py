@@ -113,10 +113,10 @@ def test_the_space_chooses_how_many_gpus_a_trial_has(
     # Four workers at the same time, so that GPUs are what trials wait for.
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
     results = tune.Tuner(
-        DataParallelTrainer(hold_gpu, scaling_config=ScalingConfig(use_gpu=True)),
+        DataParallelTrainer(hold_gpu),
         param_space={
             "train_loop_config": {"folder": str(tmp_path)},
-            "scaling_config": ScalingConfig(num_workers=tune.choice([1, 2])),
+            "scaling_config": ScalingConfig(num_workers=tune.choice([1, 2]), use_gpu=True),
         },
         tune_config=tune.TuneConfig(num_samples=4, seed=1),
         run_config=RunConfig(storage_path=tmp_path, name="sweep", verbose=0),
