@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpctrain import timeouts
@@ -219,11 +219,7 @@ class RankGroup(CallsFunctions):
             self._frames.clear()
             return frames
         frames = [frame for frame in hub.poll(timeout_s) if not self._calls.take(frame)]
-        for frame in frames:
-            if frame.op == "imported":
-                self._imported.update(frame.header["modules"])
-        if self._imported and self._how.fork_server is not None:
-            self._how.fork_server.prepare_restart(self._imported)
+        self._note_imported(frames)
         return frames + self._examiner.frames()
 
     def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
@@ -307,9 +303,17 @@ class RankGroup(CallsFunctions):
             shutil.rmtree(self._paths.root, ignore_errors=True)
 
     def _receive(self, timeout_s: float) -> None:
-        self._frames.extend(
-            f for f in self._started_hub().poll(timeout_s) if not self._calls.take(f)
-        )
+        hub = self._started_hub()
+        frames = [frame for frame in hub.poll(timeout_s) if not self._calls.take(frame)]
+        self._note_imported(frames)
+        self._frames.extend(frames)
+
+    def _note_imported(self, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            if frame.op == "imported":
+                self._imported.update(frame.header["modules"])
+        if self._imported and self._how.fork_server is not None:
+            self._how.fork_server.prepare_restart(self._imported)
 
     def _explain_death(self, rank: int, function: str) -> WorkerError:
         hostname = self._workers[rank].hostname

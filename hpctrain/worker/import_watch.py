@@ -14,8 +14,8 @@ from hpctrain import environ
 class ImportWatch:
     """Finds out which modules ranks of the next attempt may have from their fork server.
 
-    Libraries read variables when they are imported, and a training function may set some before: of
-    what it imports after that, nothing is told.
+    Libraries read variables when they are imported, and a training function may set some before:
+    what it imports after that is left out.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class ImportWatch:
     def __init__(self, names: Iterable[str]) -> None:
         self._awaited = set(names) - sys.modules.keys()
         self._found: set[str] = set()
-        self._told: set[str] = set()
+        self._returned: set[str] = set()
         self._variables: dict[str, str] | None = _variables()
         if self._awaited:
             # It finds nothing: the next ones are asked.
@@ -44,11 +44,9 @@ class ImportWatch:
 
     def take_new(self) -> list[str]:
         """Return the modules that were imported since the last call. Not collective."""
-        if not self._found:
-            return []
         # One whose import has failed is gone again.
-        new = sorted(self._found & sys.modules.keys() - self._told)
-        self._told.update(new)
+        new = sorted(name for name in self._found - self._returned if name in sys.modules)
+        self._returned.update(new)
         return new
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is told of the modules that a training function imports."""
+"""Which of the modules that a training function imports are found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def make_watch() -> Iterator[Callable[..., ImportWatch]]:
         watch.close()
 
 
-def test_an_import_is_told_once_and_only_what_was_asked_for(
+def test_an_import_is_found_once_and_only_what_was_asked_for(
     library: Callable[..., None], make_watch: Callable[..., ImportWatch]
 ) -> None:
     watch = make_watch()
@@ -53,7 +54,7 @@ def test_an_import_is_told_once_and_only_what_was_asked_for(
     assert watch.take_new() == []
 
 
-def test_nothing_is_told_of_an_import_after_a_variable_was_set(
+def test_an_import_is_left_out_after_a_variable_was_set(
     library: Callable[..., None],
     make_watch: Callable[..., ImportWatch],
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +88,25 @@ def test_variables_of_the_backend_do_not_count_and_those_before_it_do(
     assert other.take_new() == []
 
 
-def test_an_import_that_fails_is_not_told(
+def test_a_report_does_not_look_through_all_modules(
+    library: Callable[..., None],
+    make_watch: Callable[..., ImportWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Modules(dict[str, Any]):
+        def keys(self) -> Any:
+            raise AssertionError("all of them are looked at")
+
+    library()
+    watch = make_watch()
+    importlib.import_module("watched_library")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "modules", Modules(sys.modules))
+        assert watch.take_new() == ["watched_library"]
+        assert watch.take_new() == []
+
+
+def test_an_import_that_fails_is_not_found(
     library: Callable[..., None], make_watch: Callable[..., ImportWatch]
 ) -> None:
     watch = make_watch()
