@@ -24,7 +24,9 @@ def wrong_decisions(
 ) -> Iterator[str]:
     """Yield which decisions are not those of a scheduler on the same calls, or had no effect.
 
-    Not collective.
+    Not collective. Reports that are sent again at a restore may come in another order, since one
+    that was made again has a later time: what an earlier process decided on them has had its
+    effect.
 
     Parameters
     ----------
@@ -37,15 +39,21 @@ def wrong_decisions(
     """
     calls = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
     stopped: dict[str, set[int]] = {}
+    let_on: set[tuple[str, int]] = set()
     for pid, group in itertools.groupby(calls, key=lambda call: call["pid"]):
         scheduler = make_scheduler()
+        earlier = let_on.copy()
         for call in group:
             decision = _repeat(scheduler, call)
             if decision != call["decision"]:
                 yield f"process {pid}: {call}, where the scheduler decides {decision}"
-            if decision == TrialScheduler.STOP:
-                number = call["metrics"]["training_iteration"]
-                stopped.setdefault(call["trial"], set()).add(number)
+            if call["call"] != "result":
+                continue
+            name, number = call["trial"], call["metrics"]["training_iteration"]
+            if decision != TrialScheduler.STOP:
+                let_on.add((name, number))
+            elif (name, number) not in earlier:
+                stopped.setdefault(name, set()).add(number)
     for name, trial in read_record(SweepPaths(root=root)).trials.items():
         if trial.stopped_after is not None and trial.stopped_after not in stopped.get(name, ()):
             yield f"{name} was stopped after report {trial.stopped_after}, and nobody decided so"

@@ -24,6 +24,7 @@ from hpctrain.testing.chaos.sweep_kinds import MOST_AT_ONCE, SWEEP_KINDS, count_
 from hpctrain.testing.chaos.sweep_outcome import best_trial, broken_rules, has_ended
 from hpctrain.testing.chaos.sweep_suite import SWEEP, begin_suite
 from hpctrain.testing.slurm import ClusterSpec
+from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.schedulers import ASHAScheduler, TrialScheduler
 
 MODEL = Path(__file__).parents[2] / "chaos" / "sweep_model.py"
@@ -124,15 +125,45 @@ def make_asha() -> TrialScheduler:
 
 def test_decisions_that_the_scheduler_does_not_make_are_found(place: Path) -> None:
     root, notes = place / "storage" / SWEEP, place / "notes.jsonl"
-    assert list(wrong_decisions(notes, root, make_asha)) == []
+    assert wrong(notes, root) == []
 
     def go_on(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**line, "decision": line["decision"] and "CONTINUE"} for line in lines]
 
     edit(notes, go_on)
-    assert "where the scheduler decides STOP" in next(iter(wrong_decisions(notes, root, make_asha)))
+    assert "where the scheduler decides STOP" in wrong(notes, root)[0]
     edit(notes, lambda lines: [line for line in lines if line["call"] == "add"])
-    assert "and nobody decided so" in next(iter(wrong_decisions(notes, root, make_asha)))
+    assert "and nobody decided so" in wrong(notes, root)[0]
+
+
+def test_what_an_earlier_process_let_go_on_need_not_stop(place: Path) -> None:
+    root, notes = place / "storage" / SWEEP, place / "notes.jsonl"
+    edit(
+        SweepPaths(root=root).events,
+        lambda events: [event for event in events if event["event"] != "trial-stop"],
+    )
+
+    def note(pid: int, trial: str, loss: float, decision: str) -> dict[str, Any]:
+        metrics = {"training_iteration": 2, "loss": loss}
+        return {**call(pid, trial), "call": "result", "metrics": metrics, "decision": decision}
+
+    def call(pid: int, trial: str) -> dict[str, Any]:
+        return {"pid": pid, "call": "add", "trial": trial, "metrics": None, "decision": None}
+
+    restored = [
+        *(call(2, "trial_00000"), call(2, "trial_00001")),
+        note(2, "trial_00001", 0.1, "CONTINUE"),
+        note(2, "trial_00000", 5.0, "STOP"),
+    ]
+    edit(notes, lambda lines: restored)
+    assert wrong(notes, root) == ["trial_00000 went on after report 2, and was to stop"]
+    first = [call(1, "trial_00000"), note(1, "trial_00000", 5.0, "CONTINUE")]
+    edit(notes, lambda lines: [*first, *restored])
+    assert wrong(notes, root) == []
+
+
+def wrong(notes: Path, root: Path) -> list[str]:
+    return list(wrong_decisions(notes, root, make_asha))
 
 
 def test_a_report_that_follows_from_no_other_is_found(place: Path) -> None:
