@@ -160,9 +160,13 @@ class Slots(TakenSlots[Slot]):
     def fits(self, need: Need) -> bool:
         """Return whether a trial would get a slot now. Not collective.
 
-        While none has one it would: `take` refuses what is too large.
+        One that the machine never holds would: `take` refuses it.
         """
         if not self._taken:
+            return True
+        try:
+            self._refuse_too_much("a trial", need)
+        except ConfigError:
             return True
         needs = [taken for taken, _ in self._taken.values()]
         return (

@@ -81,6 +81,20 @@ def test_what_slurm_has_not_allocated_is_refused_on_one_node_too(need: Need, mes
     assert slots.take("b", Need(cpus=8)) == Slot()
 
 
+@pytest.mark.parametrize(
+    "need",
+    [Need(cpus=9), Need(cpus=1, gpus=2), Need(cpus=1, mem_bytes=11)],
+    ids=["cpus", "gpus", "memory"],
+)
+def test_what_is_never_held_waits_for_no_other_before_it_is_refused(need: Need) -> None:
+    slots = Slots(Capacity(cpus=8, gpus=("0",), mem_bytes=10, allocated_cpus=8, most_trials=1))
+    assert slots.take("a", Need(cpus=1)) is not None
+    assert slots.fits(need)
+    with pytest.raises(ConfigError, match="b needs"):
+        slots.take("b", need)
+    assert not slots.fits(Need(cpus=1))
+
+
 def test_without_an_allocation_workers_may_share_cpus_and_no_memory() -> None:
     slots = Slots(Capacity(cpus=2, mem_bytes=10))
     with pytest.raises(ConfigError, match=r"memory, and this machine has"):
