@@ -83,7 +83,7 @@ def _stage(source: Path, checkpoints: Path, *, report: int, attempt: int) -> Sha
     try:
         _close_own_files(source)
         staging.link(source)
-    except (CheckpointError, PermissionError) as error:
+    except (CheckpointError, OSError) as error:
         reason = getattr(error.__cause__ or error, "strerror", None) or str(error)
         log_once(f"checkpoints are copied: their files cannot have a second name ({reason})")
         CheckpointStore(checkpoints).abandon(attempt=attempt, report=report)

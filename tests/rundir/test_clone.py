@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -129,6 +130,23 @@ def test_a_file_that_its_group_could_write_is_closed_and_has_a_second_name(
     assert is_shared(clone, source / "model.bin")
     assert mode_of(source / "model.bin") == mode_of(clone) == 0o644
     assert not (clone.parent / COPIED_NAME).exists()
+
+
+def test_it_is_copied_where_a_file_cannot_be_closed(
+    source: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.parent.chmod(0o700)
+    (source / "model.bin").chmod(0o664)
+
+    def chmod(self: Path, mode: int, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "chmod", chmod)
+        clone_checkpoint(source, checkpoints, report=3, attempt=1)
+    clone = checkpoints / "000003/model.bin"
+    assert clone.read_bytes() == b"the best"
+    assert not clone.samefile(source / "model.bin")
 
 
 def test_a_file_that_others_may_have_written_needs_trust_under_both_names() -> None:
