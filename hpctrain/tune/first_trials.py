@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
+from hpctrain.errors import ConfigError
 from hpctrain.launch.dry_run import print_plan
 from hpctrain.log import log
-from hpctrain.tune.ledger import SweepRecord
+from hpctrain.tune.ledger import SweepPaths, SweepRecord
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.slots import Slots, TrialSlots
 from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
@@ -43,6 +45,7 @@ def check_first_trials(
     make_slots: Callable[[], TrialSlots],
     *,
     record: SweepRecord | None,
+    paths: SweepPaths,
 ) -> Trial | None:
     """Refuse before the start what can be known then; return the first trial, if it is.
 
@@ -54,6 +57,8 @@ def check_first_trials(
         What the ledger says of a sweep that goes on: trials that have ended need no room, others
         have their configurations by now. None of a new one: a search algorithm proposes the first
         trial now.
+    paths
+        Of the sweep. Trials that a person has stopped need no room.
 
     Raises
     ------
@@ -61,9 +66,18 @@ def check_first_trials(
         If a trial is impossible.
     """
     first, most = None, 0
-    for trial in _known(source, record):
-        need = runner.need_of(trial)
-        slot = make_slots().take(trial.trial_id, need)
+    made = {} if record is None else record.trials
+    for trial in _known(source, record, paths):
+        try:
+            need = runner.need_of(trial)
+            slot = make_slots().take(trial.trial_id, need)
+        except ConfigError as error:
+            if trial.trial_id not in made:
+                raise
+            raise ConfigError(
+                f"{error} Or let the sweep go on without it: hpctrain tune stop "
+                f"{shlex.quote(str(paths.root))} {trial.trial_id}"
+            ) from error
         most = max(most, need.cpus)
         if first is None and slot is not None:
             first = trial
@@ -78,11 +92,11 @@ def check_first_trials(
     return first
 
 
-def _known(source: ConfigSource, record: SweepRecord | None) -> Iterator[Trial]:
+def _known(source: ConfigSource, record: SweepRecord | None, paths: SweepPaths) -> Iterator[Trial]:
     """Yield the trials that are known and have not ended."""
     made = {} if record is None else record.trials
     for trial_id, trial in made.items():
-        if not trial.state.is_final:
+        if not trial.state.is_final and not paths.stop_mark(trial_id).exists():
             coming = trial.transfer
             yield Trial(trial_id=trial_id, config=trial.config if coming is None else coming.config)
     if isinstance(source, VariantSource):

@@ -105,7 +105,7 @@ def plan_sweep(
     runner = _make_runner(sharing.trainable, paths, run_config, launcher, decides=decides)
     source = make_source(config, space, seed)
     make_slots = _slots_of(runner, config, launcher)
-    first = check_first_trials(source, runner, make_slots, record=record)
+    first = check_first_trials(source, runner, make_slots, record=record, paths=paths)
     rules = _make_rules(config, run_config, scheduler, launcher)
     check_run_directory(paths.root)
     if environ.dry_run_requested():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain import ConfigError, tune
 from hpctrain.tune.first_trials import check_first_trials
-from hpctrain.tune.ledger import SweepRecord
+from hpctrain.tune.ledger import SweepPaths, SweepRecord
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
+from hpctrain.tune.person_stops import mark_stopped
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.source import ConfigSource, SearchSource, VariantSource
 from hpctrain.tune.trial import Transfer, Trial, TrialState, name_trial
@@ -47,10 +49,13 @@ def record(*states: TrialState) -> SweepRecord:
     return SweepRecord(started={}, trials=trials)
 
 
-def check(source: ConfigSource, record: SweepRecord | None, *, cpus: int) -> Trial | None:
+def check(
+    source: ConfigSource, record: SweepRecord | None, *, cpus: int, root: str | Path = "/none"
+) -> Trial | None:
     nodes = {"node1": NodeShare(cpus=cpus)}
     runner: Any = Runner()
-    return check_first_trials(source, runner, lambda: NodeSlots(nodes), record=record)
+    paths = SweepPaths(root=Path(root))
+    return check_first_trials(source, runner, lambda: NodeSlots(nodes), record=record, paths=paths)
 
 
 ENDED, PAUSED, PENDING = TrialState.TERMINATED, TrialState.PAUSED, TrialState.PENDING
@@ -67,6 +72,18 @@ def test_a_paused_trial_that_a_smaller_allocation_cannot_hold_is_refused_before_
 @pytest.mark.parametrize("source", [variants, proposed])
 def test_trials_that_have_ended_need_no_room_in_the_next_job(source: Any) -> None:
     first = check(source(), record(ENDED, PAUSED, ENDED), cpus=4)
+    assert first is not None
+    assert first.trial_id == "trial_00001"
+
+
+def test_the_refusal_says_how_the_sweep_goes_on_without_the_trial(tmp_path: Path) -> None:
+    known = record(ENDED, PENDING, PAUSED)
+    with pytest.raises(ConfigError) as caught:
+        check(proposed(), known, cpus=4, root=tmp_path)
+    command = f"hpctrain tune stop {tmp_path} trial_00002"
+    assert str(caught.value).endswith(command)
+    mark_stopped(SweepPaths(root=tmp_path), "trial_00002")
+    first = check(proposed(), known, cpus=4, root=tmp_path)
     assert first is not None
     assert first.trial_id == "trial_00001"
 
