@@ -29,14 +29,14 @@ class StopTimes:
             Seconds that trials have, if there is time enough.
         left_s
             Seconds until the job ends. Some are kept for the ends of trials, and for what follows:
-            the job script may queue the job again.
+            the job script may queue the job again. A job that should have ended has some, too.
 
         Examples
         --------
         >>> StopTimes.of(100, 120), StopTimes.of(100, 16)
         (StopTimes(patience_s=100, give_up_s=110.0), StopTimes(patience_s=8.0, give_up_s=12.0))
         """
-        left_s = max(left_s, 0.0)
+        left_s = max(left_s, _LEAST_S)
         patience_s = min(patience_s, max(left_s / 2, left_s - _RESERVE_S))
         return cls(
             patience_s=patience_s,
@@ -46,6 +46,8 @@ class StopTimes:
 
 # As that of a single run.
 _RESERVE_S = 20.0
+# After its time limit a job has Slurm's OverTimeLimit, and KillWait: 30 s by default.
+_LEAST_S = 8.0
 
 
 class Stops:
