@@ -25,11 +25,16 @@ from hpctrain.slurm.validation_submission import record_file, validation_jobs
 _POLL_S = 0.2
 
 
-def cancel_run(paths: RunPaths, *, now: bool) -> str:
+def cancel_run(paths: RunPaths, *, now: bool, patience_s: float = timeouts.CANCEL_END_S) -> str:
     """Stop a run, if it is not over; return what was done, for a person.
 
     Not collective. `now`: end it at once. Otherwise it stops at its next report, and a job that has
     not begun is taken back from Slurm.
+
+    Parameters
+    ----------
+    patience_s
+        Seconds for which the end of its job is waited for.
 
     Raises
     ------
@@ -38,11 +43,11 @@ def cancel_run(paths: RunPaths, *, now: bool) -> str:
     LaunchError
         If Slurm does not answer.
     """
-    done = _stop_run(paths, now=now)
+    done = _stop_run(paths, now=now, patience_s=patience_s)
     return done + end_validations(paths) if now else done
 
 
-def _stop_run(paths: RunPaths, *, now: bool) -> str:
+def _stop_run(paths: RunPaths, *, now: bool, patience_s: float) -> str:
     status = read_settled_status(paths)
     if status is not None and status.state.is_final:
         return f"{status.name} is {status.state.value}; there is nothing to cancel."
@@ -53,7 +58,7 @@ def _stop_run(paths: RunPaths, *, now: bool) -> str:
         if job is not None and job.state == "PENDING":
             return withdraw_job(paths, status.job_id)
         if now:
-            return end_job(paths, status.job_id)
+            return end_job(paths, status.job_id, patience_s=patience_s)
     elif now and status is not None and status.state is not RunState.SUBMITTING:
         return end_process(paths, status)
     elif now:
@@ -83,10 +88,10 @@ def withdraw_job(paths: RunPaths, job_id: str) -> str:
     return f"job {job_id} has begun, and was asked to stop at its next report."
 
 
-def end_job(paths: RunPaths, job_id: str) -> str:
+def end_job(paths: RunPaths, job_id: str, *, patience_s: float = timeouts.CANCEL_END_S) -> str:
     """End the job of a run at once; return what was done. Not collective."""
     cancel_job(job_id)
-    if _has_job_ended(job_id, patience_s=timeouts.CANCEL_END_S, may_run=True):
+    if _has_job_ended(job_id, patience_s=patience_s, may_run=True):
         return record_end(paths, f"job {job_id} was ended by hpctrain cancel --now")
     return f"Slurm has been asked to end job {job_id}, and has not done it yet."
 
@@ -99,6 +104,18 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
     ConfigError
         If it is on another host, or does not end.
     """
+    was_there = signal_process(paths, status)
+    return await_process(paths, status, was_there=was_there, patience_s=timeouts.CANCEL_END_S)
+
+
+def signal_process(paths: RunPaths, status: RunStatus) -> bool:
+    """Send SIGTERM to the executor of a run; return whether it was there. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is on another host.
+    """
     refuse_unknown_process(paths, status)
     if sweep_of(paths.root) is not None:
         # Without it the tuner would start another one in its place.
@@ -108,7 +125,28 @@ def end_process(paths: RunPaths, status: RunStatus) -> str:
             f"{paths.root.name} is run by process {status.owner_pid} on {status.owner_host}, and "
             f"this is {socket.gethostname()}. Run hpctrain cancel --now there, or leave --now out."
         )
-    was_there = end_executor(paths, status)
+    return _signal_executor(paths, status)
+
+
+def await_process(paths: RunPaths, status: RunStatus, *, was_there: bool, patience_s: float) -> str:
+    """Wait for the end of an executor that was sent SIGTERM; return what was done.
+
+    Not collective.
+
+    Parameters
+    ----------
+    was_there
+        As `signal_process` returns it.
+    patience_s
+        Seconds for which it is waited for.
+
+    Raises
+    ------
+    ConfigError
+        If it does not end.
+    """
+    if was_there:
+        _await_executor(status, patience_s)
     how = "it was ended by hpctrain cancel --now" if was_there else "its executor is gone"
     return record_end(paths, how)
 
@@ -123,6 +161,13 @@ def end_executor(paths: RunPaths, status: RunStatus) -> bool:
     ConfigError
         If it is not at work on the run, or does not end.
     """
+    was_there = _signal_executor(paths, status)
+    if was_there:
+        _await_executor(status, timeouts.CANCEL_END_S)
+    return was_there
+
+
+def _signal_executor(paths: RunPaths, status: RunStatus) -> bool:
     try:
         # While it is open, the number cannot become another process's.
         descriptor = os.pidfd_open(status.owner_pid)
@@ -134,16 +179,19 @@ def end_executor(paths: RunPaths, status: RunStatus) -> bool:
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
     finally:
         os.close(descriptor)
-    deadline = time.monotonic() + timeouts.CANCEL_END_S
+    return True
+
+
+def _await_executor(status: RunStatus, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
     while process_start_time(status.owner_pid) == status.owner_start:
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"process {status.owner_pid} was sent SIGTERM and still runs after "
-                f"{timeouts.describe(timeouts.CANCEL_END_S)}. kill -9 {status.owner_pid} ends it "
+                f"{timeouts.describe(patience_s)}. kill -9 {status.owner_pid} ends it "
                 f"without a checkpoint."
             )
         time.sleep(_POLL_S)
-    return True
 
 
 def end_validations(paths: RunPaths) -> str:

@@ -159,14 +159,30 @@ class JobsRunner(LocalRunner):
             log(f"warning: cannot ask {paths.root} to stop: {error}")
         self._look_at.pop(trial.trial_id, None)
 
-    def end(self, trial: Trial) -> None:
-        """Cancel the job of a trial. Not collective."""
-        paths = self._watch(trial).paths
+    def end(self, trials: Sequence[Trial], *, patience_s: float) -> None:
+        """Cancel the jobs of some trials, all at the same time. Not collective.
+
+        Parameters
+        ----------
+        patience_s
+            Seconds for which their ends are waited for, all together.
+        """
+        deadline, cancelled = time.monotonic() + patience_s, []
+        for trial in trials:
+            if self._cancel(trial, 0.0):
+                cancelled.append(trial)
+        for trial in cancelled:
+            self._cancel(trial, max(deadline - time.monotonic(), 0.0))
+
+    def _cancel(self, trial: Trial, patience_s: float) -> bool:
+        """Cancel the job of a trial; return whether Slurm was asked."""
+        self._look_at.pop(trial.trial_id, None)
         try:
-            cancel_run(paths, now=True)
+            cancel_run(self._watch(trial).paths, now=True, patience_s=patience_s)
         except (HpctrainError, OSError) as error:
             log(f"warning: {error}")
-        self._look_at.pop(trial.trial_id, None)
+            return False
+        return True
 
     def describe_left(self, trials: Sequence[Trial]) -> str:
         """Return which jobs go on when the tuner ends, and how to end them. Not collective."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.base_trainer import BaseTrainer
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.launch.background import RunSlot
-from hpctrain.launch.cancel import end_process, record_end, request_stop
+from hpctrain.launch.cancel import await_process, record_end, request_stop, signal_process
 from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.fit import prepare, submit_prepared
 from hpctrain.launch.life import LifeTest, job_is_alive
@@ -297,15 +297,25 @@ class LocalRunner:
         # One that an earlier tuner has begun looks for the request by itself.
         self._executors.notify_of_stop(trial.trial_id)
 
-    def end(self, trial: Trial) -> None:
-        """End the executor of a trial. Not collective."""
-        paths = self._watch(trial).paths
-        try:
-            status = read_status(paths)
-            if status is not None and not status.state.is_final:
-                end_process(paths, status)
-        except (HpctrainError, OSError) as error:
-            log(f"warning: {error}")
+    def end(self, trials: Sequence[Trial], *, patience_s: float) -> None:
+        """End the executors of some trials, all at the same time. Not collective.
+
+        Parameters
+        ----------
+        patience_s
+            Seconds for which their ends are waited for, all together.
+        """
+        deadline, signalled = time.monotonic() + patience_s, []
+        for trial in trials:
+            paths = self._watch(trial).paths
+            with _warned():
+                status = read_status(paths)
+                if status is not None and not status.state.is_final:
+                    signalled.append((paths, status, signal_process(paths, status)))
+        for paths, status, was_there in signalled:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            with _warned():
+                await_process(paths, status, was_there=was_there, patience_s=left_s)
 
     def describe_left(self, trials: Sequence[Trial]) -> str:
         """Return which trials still run when the tuner ends, for its last line. Not collective."""
@@ -377,6 +387,15 @@ class LocalRunner:
             paths = RunPaths(self._run_of(trial.trial_id))
             watch = self._watches[trial.trial_id] = Watch.of(paths, self._make_life)
         return watch
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """Log what goes wrong with one of several trials."""
+    try:
+        yield
+    except (HpctrainError, OSError) as error:
+        log(f"warning: {error}")
 
 
 def _stop_mark(paths: RunPaths) -> Path:

@@ -121,5 +121,8 @@ class TrialRunner(Protocol):
     def stop(self, trial: Trial) -> None:
         """Ask the run of a trial to stop at its next report; returns at once."""
 
-    def end(self, trial: Trial) -> None:
-        """End the run of a trial that has not stopped in time."""
+    def end(self, trials: Sequence[Trial], *, patience_s: float) -> None:
+        """End the runs of trials that have not stopped in time; none waits for another's end.
+
+        Returns after `patience_s` seconds at the latest, or soon after.
+        """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from hpctrain import timeouts
 from hpctrain.tune.runner import TrialRunner
 from hpctrain.tune.trial import Trial, TrialState
 
@@ -67,6 +68,7 @@ class Stops:
         self, runner: TrialRunner, *, patience_s: float, clock: Callable[[], float]
     ) -> None:
         self._runner, self._patience_s, self._clock = runner, patience_s, clock
+        self._give_up_at = math.inf
         self._since: dict[str, float] = {}
 
     def ask(self, trial: Trial) -> None:
@@ -74,7 +76,7 @@ class Stops:
         self._since[trial.trial_id] = self._clock()
         self._runner.stop(trial)
 
-    def leave(self, trials: Iterable[Trial], times: StopTimes, *, now: bool) -> None:
+    def leave(self, trials: Sequence[Trial], times: StopTimes, *, now: bool) -> None:
         """Ask all runs to stop that were not asked before. Not collective.
 
         Parameters
@@ -85,17 +87,28 @@ class Stops:
             Whether they are ended at once.
         """
         self._patience_s = times.patience_s
+        self._give_up_at = self._clock() + times.give_up_s
         for trial in trials:
             if trial.state is TrialState.RUNNING:
                 self.ask(trial)
-            if now:
-                self._runner.end(trial)
+        if now:
+            self._end(trials)
 
-    def enforce(self, trial: Trial) -> None:
-        """End a run that was asked to stop and has not done so in time. Not collective."""
-        if self._clock() - self._since.get(trial.trial_id, math.inf) >= self._patience_s:
-            self._since[trial.trial_id] = self._clock()
-            self._runner.end(trial)
+    def enforce(self, trials: Iterable[Trial]) -> None:
+        """End the runs that were asked to stop and have not done so in time. Not collective."""
+        now = self._clock()
+        late = [
+            trial
+            for trial in trials
+            if now - self._since.get(trial.trial_id, math.inf) >= self._patience_s
+        ]
+        self._since.update((trial.trial_id, now) for trial in late)
+        if late:
+            self._end(late)
+
+    def _end(self, trials: Sequence[Trial]) -> None:
+        left_s = max(self._give_up_at - self._clock(), 0.0)
+        self._runner.end(trials, patience_s=min(timeouts.CANCEL_END_S, left_s))
 
     def forget(self, trial: Trial) -> None:
         """Note that a run has ended. Not collective."""

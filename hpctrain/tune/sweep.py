@@ -251,8 +251,7 @@ class Sweep:
                 # The next one may begin in its slot at once.
                 self._has_ended = True
                 self._take_end(trial, look.end)
-            else:
-                self._stops.enforce(trial)
+        self._stops.enforce(self._trials.at_work)
         is_waited_for = self._trials.waiting or not self._queue.is_empty
         if self._trials.at_work or (not self.reason and is_waited_for):
             return True

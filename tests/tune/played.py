@@ -122,8 +122,8 @@ class FakeRunner:
     def stop(self, trial: Trial) -> None:
         self.asked.append(trial.trial_id)
 
-    def end(self, trial: Trial) -> None:
-        self.ended.append(trial.trial_id)
+    def end(self, trials: Sequence[Trial], *, patience_s: float) -> None:
+        self.ended += [trial.trial_id for trial in trials]
 
     def let_go_on(self, trial: Trial, report: Report) -> None:
         self.let_on.append((trial.trial_id, report.number))

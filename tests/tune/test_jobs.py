@@ -460,7 +460,7 @@ def test_a_trial_waits_for_what_passes_and_is_refused_what_does_not(
     monkeypatch.setenv("PATH", path)
     runner.start(trial)
     assert runner.attach(trial)
-    runner.end(trial)
+    runner.end([trial], patience_s=45.0)
     assert wait_for_end(runner, trial).was_stopped
 
 

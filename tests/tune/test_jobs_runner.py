@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from hpctrain import LaunchError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.slurm.output import Job
+from hpctrain.tune import jobs_runner
 from hpctrain.tune.job_life import JobLife
 from hpctrain.tune.jobs_runner import JobsRunner
 from hpctrain.tune.runner import End
@@ -62,3 +65,22 @@ def test_a_job_whose_node_lacks_a_path_has_failed_as_all_others_would(
 
 def test_a_job_that_had_begun_has_seen_its_files(tmp_path: Path) -> None:
     assert not end_of(tmp_path, "66:0", attempt=1).is_for_all
+
+
+def test_no_job_is_waited_for_before_slurm_was_asked_to_end_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = [0.0], []
+
+    def cancel(paths: RunPaths, *, now: bool, patience_s: float) -> str:
+        asked.append((paths.root.name, patience_s))
+        clock[0] += patience_s
+        if paths.root.name == "b":
+            raise LaunchError("Slurm does not answer")
+        return ""
+
+    monkeypatch.setattr(jobs_runner, "cancel_run", cancel)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    runner = JobsRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
+    runner.end([Trial(trial_id=name, config={}) for name in "abc"], patience_s=30.0)
+    assert asked == [("a", 0.0), ("b", 0.0), ("c", 0.0), ("a", 30.0), ("c", 0.0)]
