@@ -11,6 +11,8 @@ from hpctrain.tune.runner import Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import Exploit, TrialScheduler
 from hpctrain.tune.trial import Transfer, Trial, TrialEvent, TrialState
 
+_CONTINUE = TrialScheduler.CONTINUE
+
 # Time, trial, and what comes first of the same time and trial.
 _Key = tuple[float, str, float]
 
@@ -51,12 +53,14 @@ def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners)
         elif what is None:
             learners.note_end(trial, was_stopped=trial.stopped_after is not None)
         else:
-            is_last = what is histories[trial_id][-1] and trial.state is TrialState.RUNNING
+            reports = histories[trial_id]
+            is_last = what is reports[-1] and trial.state is TrialState.RUNNING
             # What has led to a transfer, of whichever trial, was looked at.
             scheduler.is_replaying = not (is_last and when > transferred)
             # Runs go on that are to stop as long as there is no tuner to say so.
             if trial_id not in stops and _was_noted(trial, what):
-                decisions[trial_id] = learners.note_report(trial, what)
+                decision = learners.note_report(trial, what)
+                decisions[trial_id] = decision if _may_count(trial, what, reports) else _CONTINUE
                 if decisions[trial_id] == TrialScheduler.STOP:
                     stops[trial_id] = what.number
                 taken = learners.take_exploits()
@@ -99,6 +103,16 @@ def settle(
             change(trial, TrialEvent.PAUSED)
         elif (after := replayed.stops.get(name)) is not None:
             end(trial, f"stopped by the scheduler after report {after}", was_stopped=True)
+
+
+def _may_count(trial: Trial, report: Report, reports: Sequence[Report]) -> bool:
+    """Return whether what a scheduler says to a report may have had no consequence so far.
+
+    A run begins no report before the tuner that runs it has decided on the last one: one that was
+    interrupted had leave to go on after all reports but its last. The scheduler may say otherwise
+    now: the clocks of nodes differ, and the tuner saw reports in another order than that in time.
+    """
+    return trial.state is not TrialState.PENDING or report is reports[-1]
 
 
 def _was_noted(trial: Trial, report: Report) -> bool:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from hpctrain.tune.adoption import Replayed, settle
+from hpctrain.tune.adoption import Replayed, replay, settle
+from hpctrain.tune.learners import Learners
+from hpctrain.tune.runner import Report
+from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
+from tests.tune.played import FakeRunner
 
 
 @pytest.mark.parametrize(
     ("state", "decision", "after", "becomes", "reason"),
     [
-        (TrialState.PENDING, "STOP", 4, TrialState.TERMINATED, "stopped by the scheduler after "),
+        (TrialState.PENDING, "STOP", 5, TrialState.TERMINATED, "stopped by the scheduler after "),
         (TrialState.PENDING, "PAUSE", None, TrialState.PAUSED, ""),
         (TrialState.PENDING, "CONTINUE", None, TrialState.PENDING, ""),
         (TrialState.PENDING, None, None, TrialState.PENDING, ""),
         # What became of these was decided.
-        (TrialState.PAUSED, "STOP", 4, TrialState.PAUSED, ""),
+        (TrialState.PAUSED, "STOP", 5, TrialState.PAUSED, ""),
     ],
 )
 def test_a_trial_that_waits_is_where_the_scheduler_says(
@@ -39,4 +46,51 @@ def test_a_trial_that_waits_is_where_the_scheduler_says(
         end=end,
     )
     assert trial.state is becomes
-    assert reasons == ([f"{reason}report 4"] if reason else [])
+    assert reasons == ([f"{reason}report 5"] if reason else [])
+
+
+def reports_of(*times_and_values: tuple[float, float]) -> list[Report]:
+    return [
+        Report(number=number, time=at, metrics={"m": value, "training_iteration": number})
+        for number, (at, value) in enumerate(times_and_values, start=1)
+    ]
+
+
+def replayed(
+    state: TrialState, worse: list[Report], better: list[Report]
+) -> tuple[Replayed, list[int]]:
+    """Return what ASHA says, and the iterations of the worse trial that it was sent."""
+    seen = []
+
+    class Noting(ASHAScheduler):
+        def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+            if trial_id == "worse":
+                seen.append(metrics["training_iteration"])
+            return super().on_result(trial_id, metrics)
+
+    asha = Noting(metric="m", mode="max", max_t=100, grace_period=1, reduction_factor=4)
+    trials = {name: Trial(trial_id=name, config={}, state=state) for name in ("worse", "better")}
+    runner = FakeRunner(made={"worse": worse, "better": better})
+    return replay(trials, runner, Learners(asha, None)), seen
+
+
+def test_what_an_interrupted_trial_was_let_go_on_after_does_not_end_it_later() -> None:
+    # By the clock of its node the better one was first. The tuner saw the worse one first.
+    worse = reports_of((2.0, 1.0), (3.0, 1.0), (4.0, 1.0))
+    said, seen = replayed(TrialState.PENDING, worse, reports_of((1.0, 2.0)))
+    assert said.stops == {}
+    assert said.decisions["worse"] == "CONTINUE"
+    assert seen == [1, 2, 3], "what it reported later is sent"
+
+
+@pytest.mark.parametrize("state", [TrialState.PENDING, TrialState.RUNNING])
+def test_a_stop_after_the_last_report_of_an_interrupted_trial_counts(state: TrialState) -> None:
+    said, _ = replayed(state, reports_of((2.0, 1.0)), reports_of((1.0, 2.0)))
+    assert said.stops == {"worse": 1}
+
+
+def test_a_run_that_went_on_without_a_tuner_is_to_stop_where_the_scheduler_says() -> None:
+    worse = reports_of((2.0, 1.0), (3.0, 1.0), (4.0, 1.0))
+    said, seen = replayed(TrialState.RUNNING, worse, reports_of((1.0, 2.0)))
+    assert said.stops == {"worse": 1}
+    assert seen == [1]
