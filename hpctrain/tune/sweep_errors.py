@@ -41,7 +41,8 @@ def errors_of_sweep(
         raise ConfigError(
             f"{error} The trials were stopped. If the function is wrong, mend it, and go on with "
             f"Tuner.restore({str(paths.root)!r}, trainable, restart_errored=True).fit(). If the "
-            f"name is, begin again under another name, or with RunConfig(existing='restart')."
+            f"metric's name is wrong, correct it and begin a new sweep: another "
+            f"RunConfig(name=...), or existing='restart'."
         ) from error
     except ConfigError as error:
         _note_interrupt(paths, str(error))

@@ -98,6 +98,7 @@ def plan_sweep(
         put_configs(paths, record)
         seed = record.started.get("seed", seed)
     scheduler = config.scheduler or FIFOScheduler()
+    assert isinstance(scheduler, TrialScheduler), "a name has become one"
     scheduler.set_search_properties(config.metric, config.mode)
     scheduler.check_sweep(space, config.search_alg)
     sharing = share_arguments(trainable)

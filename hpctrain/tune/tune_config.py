@@ -122,7 +122,7 @@ class TuneConfig:
     search_alg: Any = None
     """What proposes configurations, such as `hpctrain.tune.search.optuna.OptunaSearch`. None: the
     variants of ``param_space``."""
-    scheduler: Any = None
+    scheduler: TrialScheduler | str | None = None
     """What decides which trials go on, such as `hpctrain.tune.schedulers.ASHAScheduler`; its name,
     ``"asha"``, is one with its defaults. None: each trial runs to its end."""
     num_samples: int = 1

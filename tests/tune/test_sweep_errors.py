@@ -9,6 +9,7 @@ import pytest
 
 from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, SupersededError
 from hpctrain.tune.ledger import SweepPaths
+from hpctrain.tune.metric_check import UnreportedMetricError
 from hpctrain.tune.person_stops import PersonStops, request_stop
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_errors import errors_of_sweep
@@ -16,11 +17,11 @@ from hpctrain.tune.sweep_errors import errors_of_sweep
 HOW = "Tuner.restore('s', trainable).fit() goes on"
 
 
-def message(root: Path, error: Exception) -> str:
+def message(root: Path, error: Exception, becomes: type[Exception] | None = None) -> str:
     """Return what the error says once the next step was added."""
     paths, sweep = SweepPaths(root=root), SimpleNamespace(reason="its job ends")
     with (
-        pytest.raises(type(error)) as raised,
+        pytest.raises(becomes or type(error)) as raised,
         errors_of_sweep(paths, cast("Sweep", sweep), PersonStops(paths), HOW),
     ):
         raise error
@@ -47,6 +48,12 @@ def test_a_sweep_that_a_person_stops_goes_on_here(tmp_path: Path):
 def test_an_impossible_trial_asks_for_another_name(tmp_path: Path):
     said = message(tmp_path, ConfigError("no metric 'los'."))
     assert said.startswith("no metric 'los'. The trials were stopped. Begin again under another")
+
+
+def test_a_metric_that_no_trial_reports_asks_for_a_right_function_or_a_right_name(tmp_path: Path):
+    said = message(tmp_path, UnreportedMetricError("no 'los'."), ConfigError)
+    assert "restart_errored=True).fit(). If the metric's name is wrong, correct it" in said
+    assert said.endswith("begin a new sweep: another RunConfig(name=...), or existing='restart'.")
 
 
 @pytest.mark.parametrize("error", [SupersededError("taken over"), LaunchError("no srun")])
