@@ -30,10 +30,21 @@ class Replayed:
     """All reports, by name of the trial."""
 
 
-def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners) -> Replayed:
+def replay(
+    trials: Mapping[str, Trial],
+    runner: TrialRunner,
+    learners: Learners,
+    *,
+    refuses: Callable[[Report], bool] = lambda report: False,
+) -> Replayed:
     """Tell of all reports, transfers and ends in their order in time, and note the last reports.
 
     Not collective.
+
+    Parameters
+    ----------
+    refuses
+        Returns whether a trial fails after a first report: what learns is not sent it.
     """
     scheduler = learners.scheduler
     histories = {}
@@ -58,7 +69,8 @@ def replay(trials: Mapping[str, Trial], runner: TrialRunner, learners: Learners)
             # What has led to a transfer, of whichever trial, was looked at.
             scheduler.is_replaying = not (is_last and when > transferred)
             # Runs go on that are to stop as long as there is no tuner to say so.
-            if trial_id not in stops and _was_noted(trial, what):
+            is_refused = what is reports[0] and refuses(what)
+            if trial_id not in stops and not is_refused and _was_noted(trial, what):
                 decision = learners.note_report(trial, what)
                 decisions[trial_id] = decision if _may_count(trial, what, reports) else _CONTINUE
                 if decisions[trial_id] == TrialScheduler.STOP:

@@ -49,6 +49,10 @@ class MetricCheck:
         if anew:
             self._having.discard(trial.trial_id)
 
+    def refuses(self, report: Report) -> bool:
+        """Return whether a trial is to fail after this first report. Pure."""
+        return not report.is_partial and self._find_lack(report.metrics) is not None
+
     def has_refused(self, trial: Trial) -> bool:
         """Return whether a trial is to fail once its run has stopped. Not collective."""
         return trial.trial_id in self._refused
@@ -64,7 +68,7 @@ class MetricCheck:
         lack = self._find_lack(report.metrics)
         if lack is None:
             self._having.add(trial.trial_id)
-        if lack is None or report.is_partial or not is_first:
+        if lack is None or not is_first or not self.refuses(report):
             return False
         why = self._explain(trial, lack, f"reported no {lack!r}")
         self._refused[trial.trial_id] = why

@@ -191,7 +191,7 @@ class Sweep:
             As the ledger has them.
         """
         self._trials.by_id.update(trials)
-        replayed = replay(self.trials, self._runner, self._learners)
+        replayed = replay(self.trials, self._runner, self._learners, refuses=self._metrics.refuses)
         self._metrics.recall(replayed.histories)
         self._transfers.hold_all()
         self._runner.watch(self._trials.at_work)

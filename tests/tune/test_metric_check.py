@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,34 @@ def test_without_a_metric_a_trial_may_report_nothing(tmp_path: Path) -> None:
 def test_what_hpctrain_adds_to_each_report_needs_no_trial_to_report_it() -> None:
     config = TuneConfig(metric="loss", mode="min")
     assert name_metrics(config, ASHAScheduler()) == {"loss": "TuneConfig(metric=...)"}
+
+
+class Strict:
+    """A search with the three methods that are needed, which reads what it is sent."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float]] = []
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        return {"x": 1}
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        self.seen.append((trial_id, result["m"]))
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """Nothing is learned."""
+
+
+def test_a_search_is_not_sent_a_refused_report_by_a_restore_either(tmp_path: Path) -> None:
+    scripts = {"trial_00000": LONG, "trial_00001": Script(calls="other", hangs=True)}
+    runner, search = FakeRunner(scripts), Strict()
+    sweep = sweep_of(runner, tmp_path, num_samples=2, search=search)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED", "ERROR"]
+    again = Strict()
+    restored = sweep_of(runner, tmp_path, num_samples=2, search=again)
+    restored.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    assert again.seen == search.seen == 9 * [("trial_00000", 1.0)]
 
 
 def test_what_was_reported_before_a_restore_counts(tmp_path: Path) -> None:
