@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import all_names, explain_unknown, has_metric
 from hpctrain.tune.runner import End, Report
-from hpctrain.tune.trial import Trial
+from hpctrain.tune.trial import Trial, TrialState
+
+_AT_WORK = (TrialState.RUNNING, TrialState.PAUSING)
 
 
 class UnreportedMetricError(ConfigError):
@@ -31,11 +33,20 @@ class MetricCheck:
         self._having: set[str] = set()
         self._refused: dict[str, str] = {}
 
-    def recall(self, histories: Mapping[str, Iterable[Report]]) -> None:
-        """Note what trials reported before their sweep was restored. Not collective."""
+    def recall(
+        self, trials: Mapping[str, Trial], histories: Mapping[str, Sequence[Report]]
+    ) -> None:
+        """Note what trials reported before their sweep was restored. Not collective.
+
+        Those that a tuner left at work are refused as they would have been. One that it has
+        interrupted may have been mended, and goes on.
+        """
         for trial_id, reports in histories.items():
+            trial = trials[trial_id]
             if any(self._find_lack(report.metrics) is None for report in reports):
                 self._having.add(trial_id)
+            elif reports and trial.state in _AT_WORK and self.refuses(reports[0]):
+                self._refused[trial_id] = self._explain_report(trial, reports[0])
 
     def forget(self, trial: Trial, *, anew: bool) -> None:
         """Note that a trial that failed runs again. Not collective.
@@ -57,6 +68,10 @@ class MetricCheck:
         """Return whether a trial is to fail once its run has stopped. Not collective."""
         return trial.trial_id in self._refused
 
+    def why_refused(self, trial: Trial) -> str:
+        """Return why a trial is to fail; empty if it is not. Not collective."""
+        return self._refused.get(trial.trial_id, "")
+
     def note(self, trial: Trial, report: Report, *, is_first: bool) -> bool:
         """Note a report; return whether its trial is to stop, and to fail. Not collective.
 
@@ -65,13 +80,11 @@ class MetricCheck:
         UnreportedMetricError
             If no other trial has reported the metrics either.
         """
-        lack = self._find_lack(report.metrics)
-        if lack is None:
+        if self._find_lack(report.metrics) is None:
             self._having.add(trial.trial_id)
-        if lack is None or not is_first or not self.refuses(report):
+        if not is_first or not self.refuses(report):
             return False
-        why = self._explain(trial, lack, f"reported no {lack!r}")
-        self._refused[trial.trial_id] = why
+        why = self._refused[trial.trial_id] = self._explain_report(trial, report)
         self._raise_if_for_all(why)
         return True
 
@@ -108,6 +121,11 @@ class MetricCheck:
 
     def _find_lack(self, metrics: Mapping[str, object]) -> str | None:
         return next((name for name in self._metrics if not has_metric(metrics, name)), None)
+
+    def _explain_report(self, trial: Trial, report: Report) -> str:
+        lack = self._find_lack(report.metrics)
+        assert lack is not None
+        return self._explain(trial, lack, f"reported no {lack!r}")
 
     def _explain(self, trial: Trial, metric: str, what: str) -> str:
         known = f" {explain_unknown(metric, all_names(trial.metrics))}" if trial.reports else ""

@@ -192,7 +192,7 @@ class Sweep:
         """
         self._trials.by_id.update(trials)
         replayed = replay(self.trials, self._runner, self._learners, refuses=self._metrics.refuses)
-        self._metrics.recall(replayed.histories)
+        self._metrics.recall(self.trials, replayed.histories)
         self._transfers.hold_all()
         self._runner.watch(self._trials.at_work)
         for trial in self._trials.at_work:
@@ -213,7 +213,7 @@ class Sweep:
                 self._set_aside(trial)
             return
         self._starts.keep(trial)
-        if trial.state is not TrialState.RUNNING:
+        if trial.state is not TrialState.RUNNING or self._metrics.has_refused(trial):
             self._stops.ask(trial)
         else:
             self._decisions.apply(trial, decision, after)
@@ -308,7 +308,8 @@ class Sweep:
         self._starts.leave_out(end.lost_nodes)
         if (end.is_cut_off or end.is_orphaned) and not is_to_end:
             self._set_aside(trial)
-            self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
+            if not trial.state.is_final:
+                self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
             if end.is_cut_off and not end.lost_nodes:
                 self._cut_off = f"{trial.trial_id} was stopped for the end of its job"
             return
@@ -336,8 +337,10 @@ class Sweep:
 
     def _set_aside(self, trial: Trial) -> None:
         """Let a trial whose run is gone go on later."""
+        if why := self._metrics.why_refused(trial):
+            self._fail(trial, why)
+            return
         self._slots.give_back(trial.trial_id)
-        self._metrics.forget(trial, anew=False)
         is_pausing = trial.state is TrialState.PAUSING
         self._change(trial, TrialEvent.PAUSED if is_pausing else TrialEvent.INTERRUPTED)
 

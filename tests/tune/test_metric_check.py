@@ -10,9 +10,11 @@ import pytest
 
 from hpctrain import ConfigError
 from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.runner import End, Look
 from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_rules import name_metrics
+from hpctrain.tune.trial import Trial
 from hpctrain.tune.tune_config import TuneConfig
 from tests.tune.played import FakeRunner, Script, make_sweep, states
 
@@ -141,6 +143,66 @@ def test_a_search_is_not_sent_a_refused_report_by_a_restore_either(tmp_path: Pat
     restored = sweep_of(runner, tmp_path, num_samples=2, search=again)
     restored.adopt(read_record(SweepPaths(root=tmp_path)).trials)
     assert again.seen == search.seen == 9 * [("trial_00000", 1.0)]
+
+
+OTHER = Script([1.0] * 9, calls="other")
+
+
+class Orphaning(FakeRunner):
+    """The executor of a trial is killed once it has been asked to stop."""
+
+    def look(self, trial: Trial) -> Look:
+        if trial.trial_id not in self.asked:
+            return super().look(trial)
+        self.asked.remove(trial.trial_id)
+        del self.at_work[trial.trial_id]
+        return Look(end=End(failed=True, was_stopped=False, is_orphaned=True, reason="killed"))
+
+
+def test_a_refused_trial_whose_executor_is_killed_does_not_go_on(tmp_path: Path) -> None:
+    runner = Orphaning({"trial_00000": LONG, "trial_00001": OTHER})
+    sweep = sweep_of(runner, tmp_path)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
+    assert runner.started.count("trial_00001") == 1
+    assert sweep.trials["trial_00001"].reason.startswith("trial_00001 reported no 'm', which")
+
+
+class TunerKilledError(Exception):
+    """Of a tuner that leaves everything as it is."""
+
+
+class OutlivesTuner(FakeRunner):
+    """The tuner dies when it asks a trial to stop, before it has."""
+
+    dies: bool = True
+
+    def stop(self, trial: Trial) -> None:
+        if self.dies:
+            self.dies = False
+            raise TunerKilledError
+        super().stop(trial)
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_a_trial_that_a_killed_tuner_has_refused_is_refused_by_the_next_one(
+    tmp_path: Path, survives: bool
+) -> None:
+    runner = OutlivesTuner({"trial_00000": LONG, "trial_00001": OTHER})
+    first = sweep_of(runner, tmp_path, num_samples=2)
+    first._interrupt = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(TunerKilledError):
+        first.run()
+    assert states(first) == ["RUNNING", "RUNNING"]
+    if not survives:
+        del runner.at_work["trial_00001"]
+    second = sweep_of(runner, tmp_path, num_samples=2)
+    second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    second.run()
+    assert states(second) == ["TERMINATED", "ERROR"]
+    assert second.trials["trial_00001"].reports == 1
+    assert second.trials["trial_00001"].reason.startswith("trial_00001 reported no 'm', which")
+    assert runner.started == ["trial_00000", "trial_00001"]
 
 
 def test_what_was_reported_before_a_restore_counts(tmp_path: Path) -> None:
