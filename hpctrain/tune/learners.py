@@ -102,7 +102,7 @@ class Learners:
 
     def note_retry(self, trial: Trial) -> None:
         """Tell that a trial that has failed runs again. Not collective."""
-        if isinstance(self._search, Searcher):
+        if isinstance(self._search, Searcher) and trial.trial_id not in self._unknown:
             self._search.retry_trial(trial.trial_id, trial.config)
 
     def take_exploits(self) -> Sequence[Exploit]:

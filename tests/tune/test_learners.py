@@ -11,12 +11,14 @@ import pytest
 
 import hpctrain
 from hpctrain import RunConfig, tune
-from hpctrain.tune.learners import _are_equal
+from hpctrain.tune.learners import Learners, _are_equal
 from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.schedulers import FIFOScheduler
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.search.optuna import OptunaSearch
 from hpctrain.tune.search.searcher import has_restore
 from hpctrain.tune.sweep import Sweep
+from hpctrain.tune.trial import Trial
 from tests.tune.played import FakeRunner, Script, make_sweep, states
 
 
@@ -95,6 +97,23 @@ def test_a_search_that_proposes_something_else_learns_nothing_and_that_is_said(
     assert ("trial_00000", False) in search.ends
     assert ("trial_00001", True) in search.ends, "what it proposed is not tried"
     assert "trial_00001" not in [name for name, _ in search.results]
+
+
+def test_a_search_that_knows_nothing_of_a_trial_is_not_asked_to_retry_it() -> None:
+    retried = []
+
+    class Retrying(ListedSearcher):
+        def retry_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
+            retried.append(trial_id)
+
+    proposals = iter([{"x": 1}, {"x": 9}])
+    learners = Learners(FIFOScheduler(), Retrying([]), lambda trial_id: next(proposals))
+    trials = [Trial(trial_id=f"trial_0000{x}", config={"x": x}) for x in (1, 2)]
+    for trial in trials:
+        learners.note_restored(trial)
+    for trial in trials:
+        learners.note_retry(trial)
+    assert retried == ["trial_00001"]
 
 
 def test_only_a_method_of_its_own_tells_a_search_of_earlier_trials() -> None:
