@@ -80,6 +80,7 @@ def replay(
             scheduler.is_replaying = True
             # What was reported counts, whatever the ledger noted of an attempt before.
             trial.take(what.number, what.metrics, attempt=what.attempt)
+    learners.ask_again()
     scheduler.is_replaying = False
     return Replayed(decisions=decisions, stops=stops, exploits=tuple(exploits), histories=histories)
 
@@ -142,12 +143,15 @@ def _was_noted(trial: Trial, report: Report) -> bool:
 def _moments(
     trials: Mapping[str, Trial], histories: Mapping[str, list[Report]]
 ) -> Iterator[tuple[_Key, Report | Transfer | None]]:
+    begun = 0.0
     for trial_id, trial in trials.items():
         reports = histories[trial_id]
+        # One without a report has not ended before those that were made before it began.
+        begun = max(begun, reports[0].time) if reports else begun
         for report in reports:
             yield (report.time, trial_id, report.number), report
         coming = () if trial.transfer is None else (trial.transfer,)
         for transfer in (*(origin.transfer for origin in trial.origins), *coming):
             yield (transfer.time, trial_id, math.inf), transfer
         if trial.state.is_final:
-            yield (reports[-1].time if reports else 0.0, trial_id, math.inf), None
+            yield (reports[-1].time if reports else begun, trial_id, math.inf), None

@@ -40,6 +40,8 @@ class Learners:
         self._search, self._propose_again = search, propose_again
         self._unknown: set[str] = set()
         """Trials of which the search knows nothing."""
+        self._to_ask: dict[str, Trial] = {}
+        """Trials that are restored, and that the search is not asked for again yet."""
 
     def note_new(self, trial: Trial) -> None:
         """Tell of a trial that is about to begin. Not collective."""
@@ -48,25 +50,48 @@ class Learners:
     def note_restored(self, trial: Trial) -> None:
         """Tell of a trial of a sweep that is restored. Not collective.
 
-        A search that cannot be told is asked again, until it proposes something else.
+        A search that cannot be told is asked again, until it proposes something else: for each
+        trial before its first report or its end, since a search may wait for the end of some
+        before it proposes more.
         """
         self.scheduler.on_trial_add(trial.trial_id)
         if self._search is None:
             return
         if has_restore(self._search):
             self._search.restore_trial(trial.trial_id, trial.config)  # type: ignore[attr-defined]
-        elif self._unknown:
+        else:
+            self._to_ask[trial.trial_id] = trial
+
+    def ask_again(self, last: Trial | None = None) -> None:
+        """Ask the search for restored trials again, in their order. Not collective.
+
+        Parameters
+        ----------
+        last
+            The last one that it is asked for; None for all.
+        """
+        while self._to_ask if last is None else last.trial_id in self._to_ask:
+            self._ask_again(self._to_ask.pop(next(iter(self._to_ask))))
+
+    def _ask_again(self, trial: Trial) -> None:
+        assert self._search is not None
+        if self._unknown:
             self._unknown.add(trial.trial_id)
-        elif not _are_equal(proposed := self._propose_again(trial.trial_id), trial.config):
-            self._unknown.add(trial.trial_id)
-            if proposed is not None:
-                # It is not tried.
-                self._search.on_trial_complete(trial.trial_id, result=None, error=True)
-            log(
-                f"warning: {type(self._search).__name__} has no restore_trial(trial_id, config), "
-                f"and proposes something else for {trial.trial_id} than before: it learns nothing "
-                f"from that trial and those after it, and may propose them again."
-            )
+            return
+        proposed = self._propose_again(trial.trial_id)
+        if _are_equal(proposed, trial.config):
+            return
+        self._unknown.add(trial.trial_id)
+        what = f"proposes nothing for {trial.trial_id} now"
+        if proposed is not None:
+            what = f"proposes something else for {trial.trial_id} than before"
+            # It is not tried.
+            self._search.on_trial_complete(trial.trial_id, result=None, error=True)
+        log(
+            f"warning: {type(self._search).__name__} has no restore_trial(trial_id, config), and "
+            f"{what}: it learns nothing from that trial and those after it, and may propose them "
+            f"again."
+        )
 
     def note_report(self, trial: Trial, report: Report) -> str:
         """Tell of a report, and return what becomes of the trial. Not collective.
@@ -76,6 +101,7 @@ class Learners:
         ConfigError
             If the scheduler returns no decision.
         """
+        self.ask_again(trial)
         decision: object = self.scheduler.on_result(trial.trial_id, report.metrics)
         if not isinstance(decision, str) or decision not in _DECISIONS:
             raise ConfigError(
@@ -90,6 +116,7 @@ class Learners:
 
     def note_end(self, trial: Trial, *, was_stopped: bool) -> None:
         """Tell that a trial has ended. Not collective."""
+        self.ask_again(trial)
         if not was_stopped and trial.state is TrialState.TERMINATED:
             self.scheduler.on_complete(trial.trial_id, trial.metrics)
         self.scheduler.on_remove(trial.trial_id)

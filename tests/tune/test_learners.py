@@ -99,6 +99,48 @@ def test_a_search_that_proposes_something_else_learns_nothing_and_that_is_said(
     assert "trial_00001" not in [name for name, _ in search.results]
 
 
+class Capped(Listed):
+    """Proposes nothing while two of its trials have not ended."""
+
+    def suggest(self, trial_id: str) -> Any:
+        self.open = getattr(self, "open", 0)
+        if self.open == 2:
+            return None
+        self.open += bool(self.values)
+        return super().suggest(trial_id)
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        self.open -= 1
+        super().on_trial_complete(trial_id, result, error)
+
+
+def test_a_search_that_caps_its_open_trials_is_sent_ends_before_it_is_asked_for_more(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # One ends without a report.
+    runner = FakeRunner({"trial_00002": Script([], fails="broken")})
+    first = make_sweep(runner, tmp_path, num_samples=6, search=Capped(range(6)))
+    first.run()
+    assert states(first).count("TERMINATED") == 5
+    search = Capped(range(6))
+    sweep = make_sweep(runner, tmp_path, num_samples=6, search=search)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    assert "warning" not in capfd.readouterr().err
+    assert sorted(name for name, _ in search.ends) == list(sweep.trials)
+    assert search.open == 0
+
+
+def test_a_search_that_proposes_nothing_again_learns_nothing_and_that_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = interrupted(tmp_path, Listed([1, 2, 3, 4]))
+    search = Listed([1])
+    restored(runner, tmp_path, search)
+    said = capfd.readouterr().err
+    assert "and proposes nothing for trial_00001 now: it learns nothing" in said
+    assert [name for name, _ in search.ends] == ["trial_00000"]
+
+
 def test_a_search_that_knows_nothing_of_a_trial_is_not_asked_to_retry_it() -> None:
     retried = []
 
@@ -111,6 +153,7 @@ def test_a_search_that_knows_nothing_of_a_trial_is_not_asked_to_retry_it() -> No
     trials = [Trial(trial_id=f"trial_0000{x}", config={"x": x}) for x in (1, 2)]
     for trial in trials:
         learners.note_restored(trial)
+    learners.ask_again()
     for trial in trials:
         learners.note_retry(trial)
     assert retried == ["trial_00001"]
