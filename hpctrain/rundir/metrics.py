@@ -13,21 +13,29 @@ from hpctrain.rundir.status import RunStatus
 _TAIL_BYTES = 64 * 1024
 
 
-def read_reports(paths: RunPaths) -> list[dict[str, Any]]:
+def read_reports(paths: RunPaths, *, with_partial: bool = False) -> list[dict[str, Any]]:
     """Return the reports that count, by number; see `latest_reports`. Not collective.
 
     Lines that are torn, which a kill can leave, or damaged are left out.
     """
-    return latest_reports(read_lines(paths.metrics, is_report))
+    return latest_reports(read_lines(paths.metrics, is_report), with_partial=with_partial)
 
 
-def latest_reports(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def latest_reports(
+    lines: Iterable[dict[str, Any]], *, with_partial: bool = False
+) -> list[dict[str, Any]]:
     """Return the reports that count, by number, of all lines of the metrics. Not collective.
 
     An attempt that resumed from report 13 made reports 14, 15, ... again: the last line of a number
     counts, and what an earlier attempt reported beyond the end of the last is dropped. So are the
     lines of an attempt whose successor has reported already: its executor and ranks stood still,
     and do not know.
+
+    Parameters
+    ----------
+    with_partial
+        Whether a report keeps ``partial``, by which executors and tuners know that it need not have
+        all metrics.
     """
     reports: dict[int, dict[str, Any]] = {}
     attempt, earlier = 0, set()
@@ -38,8 +46,8 @@ def latest_reports(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             earlier.add(attempt)
             attempt = report["attempt"]
             reports = {n: r for n, r in reports.items() if n < report["report"]}
-        # Of interest to the executor alone.
-        report.pop("partial", None)
+        if not with_partial:
+            report.pop("partial", None)
         reports[report["report"]] = report
     return [reports[number] for number in sorted(reports)]
 

@@ -193,7 +193,8 @@ class LocalRunner:
     def history(self, trial: Trial) -> Sequence[Report]:
         """Return all reports of a trial. Not collective."""
         watch = self._watch(trial)
-        return [make_report(trial, watch.clock, line) for line in read_reports(watch.paths)]
+        reports = read_reports(watch.paths, with_partial=True)
+        return [make_report(trial, watch.clock, line) for line in reports]
 
     def look(self, trial: Trial) -> Look:
         """Return what is new of a trial. Not collective."""

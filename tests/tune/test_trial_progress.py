@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain.rundir.ledger import append_event
+from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.tune.attempt_clock import AttemptClock
+from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.runner import Saved
 from hpctrain.tune.trial import Origin, Transfer, Trial
 from hpctrain.tune.trial_progress import find_saved, make_report
@@ -91,3 +94,14 @@ def test_the_newest_checkpoint_may_be_that_of_another_trial(clock: AttemptClock)
     assert (saved.name, saved.iteration) == ("000003", 3)
     clone_of_another(trial, report=3, attempt=1)
     assert find_saved(trial, clock) == Saved(name="000003", iteration=9, seconds=500.0)
+
+
+def test_a_restored_sweep_knows_which_reports_are_partial_and_others_need_not(tmp_path: Path):
+    trial = Trial(trial_id="trial_00000", config={})
+    runner = LocalRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
+    paths = RunPaths(tmp_path / trial.trial_id)
+    paths.root.mkdir()
+    lines = [{**line(1, attempt=1, time=101.0), "partial": True}, line(2, attempt=1, time=102.0)]
+    paths.metrics.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert [report.is_partial for report in runner.history(trial)] == [True, False]
+    assert all("partial" not in report for report in read_reports(paths))
