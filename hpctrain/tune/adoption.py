@@ -44,13 +44,15 @@ def replay(
     Parameters
     ----------
     refuses
-        Returns whether a trial fails after a first report: what learns is not sent it.
+        Returns whether a trial fails after a first report: what learns is not sent it, nor those
+        after it that lack the same.
     """
     scheduler = learners.scheduler
     histories = {}
     for trial_id, trial in trials.items():
         learners.note_restored(trial)
         histories[trial_id] = list(runner.history(trial))
+    withheld = {name for name, of_trial in histories.items() if of_trial and refuses(of_trial[0])}
     moments = sorted(_moments(trials, histories), key=lambda moment: moment[0])
     transferred = max((k[0] for k, what in moments if isinstance(what, Transfer)), default=0.0)
     decisions: dict[str, str] = {}
@@ -69,8 +71,10 @@ def replay(
             # What has led to a transfer, of whichever trial, was looked at.
             scheduler.is_replaying = not (is_last and when > transferred)
             # Runs go on that are to stop as long as there is no tuner to say so.
-            is_refused = what is reports[0] and refuses(what)
-            if trial_id not in stops and not is_refused and _was_noted(trial, what):
+            if not refuses(what):
+                withheld.discard(trial_id)
+            is_sent = trial_id not in stops and trial_id not in withheld
+            if is_sent and _was_noted(trial, what):
                 decision = learners.note_report(trial, what)
                 decisions[trial_id] = decision if _may_count(trial, what, reports) else _CONTINUE
                 if decisions[trial_id] == TrialScheduler.STOP:
@@ -121,11 +125,12 @@ def settle(
 def _may_count(trial: Trial, report: Report, reports: Sequence[Report]) -> bool:
     """Return whether what a scheduler says to a report may have had no consequence so far.
 
-    A run begins no report before the tuner that runs it has decided on the last one: one that was
-    interrupted had leave to go on after all reports but its last. The scheduler may say otherwise
-    now: the clocks of nodes differ, and the tuner saw reports in another order than that in time.
+    A run begins no report before the tuner that runs it has decided on the last one: one that has
+    stopped had leave to go on after all reports but its last. The scheduler may say otherwise now:
+    the clocks of nodes differ, and the tuner saw reports in another order than that in time. Of a
+    run that is still at work it is not known when its tuner ended.
     """
-    return trial.state is not TrialState.PENDING or report is reports[-1]
+    return trial.state is TrialState.RUNNING or report is reports[-1]
 
 
 def _was_noted(trial: Trial, report: Report) -> bool:
@@ -143,15 +148,19 @@ def _was_noted(trial: Trial, report: Report) -> bool:
 def _moments(
     trials: Mapping[str, Trial], histories: Mapping[str, list[Report]]
 ) -> Iterator[tuple[_Key, Report | Transfer | None]]:
-    begun = 0.0
+    next_begun: dict[str, float] = {}
+    begun = math.inf
+    for trial_id in reversed([*trials]):
+        next_begun[trial_id] = begun
+        begun = min([begun, *(report.time for report in histories[trial_id][:1])])
     for trial_id, trial in trials.items():
         reports = histories[trial_id]
-        # One without a report has not ended before those that were made before it began.
-        begun = max(begun, reports[0].time) if reports else begun
         for report in reports:
             yield (report.time, trial_id, report.number), report
         coming = () if trial.transfer is None else (trial.transfer,)
         for transfer in (*(origin.transfer for origin in trial.origins), *coming):
             yield (transfer.time, trial_id, math.inf), transfer
         if trial.state.is_final:
-            yield (reports[-1].time if reports else begun, trial_id, math.inf), None
+            # One without a report may have been what those after it waited for.
+            ended = reports[-1].time if reports else next_begun[trial_id]
+            yield (ended, trial_id, math.inf), None

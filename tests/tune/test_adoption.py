@@ -9,6 +9,7 @@ import pytest
 
 from hpctrain.tune.adoption import Replayed, replay, settle
 from hpctrain.tune.learners import Learners
+from hpctrain.tune.metric_check import MetricCheck
 from hpctrain.tune.runner import Report
 from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
@@ -94,3 +95,32 @@ def test_a_run_that_went_on_without_a_tuner_is_to_stop_where_the_scheduler_says(
     said, seen = replayed(TrialState.RUNNING, worse, reports_of((1.0, 2.0)))
     assert said.stops == {"worse": 1}
     assert seen == [1]
+
+
+@pytest.mark.parametrize(
+    "state", [TrialState.TERMINATED, TrialState.PAUSED, TrialState.STOPPING, TrialState.ERROR]
+)
+def test_a_trial_that_has_stopped_was_let_go_on_after_all_reports_but_its_last(
+    state: TrialState,
+) -> None:
+    worse = reports_of((2.0, 1.0), (3.0, 1.0), (4.0, 1.0))
+    said, seen = replayed(state, worse, reports_of((1.0, 2.0)))
+    assert said.stops == {}
+    assert seen == [1, 2, 3]
+
+
+def test_reports_after_a_refused_first_one_are_withheld_until_one_has_the_metric() -> None:
+    trial = Trial(trial_id="trial_00000", config={}, state=TrialState.ERROR)
+    lacking = [Report(number=n, time=n, metrics={"training_iteration": n}) for n in (1, 2)]
+    mended = Report(number=3, time=3, metrics={"training_iteration": 3, "m": 1.0})
+    seen = []
+
+    class Noting(ASHAScheduler):
+        def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+            seen.append(metrics["training_iteration"])
+            return super().on_result(trial_id, metrics)
+
+    runner = FakeRunner(made={trial.trial_id: [*lacking, mended]})
+    learners = Learners(Noting(metric="m", mode="max"), None)
+    replay({trial.trial_id: trial}, runner, learners, refuses=MetricCheck({"m": "it"}).refuses)
+    assert seen == [3]

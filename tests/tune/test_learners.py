@@ -130,6 +130,25 @@ def test_a_search_that_caps_its_open_trials_is_sent_ends_before_it_is_asked_for_
     assert search.open == 0
 
 
+def test_the_end_of_a_trial_without_a_report_is_sent_before_later_ones_are_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # While the first one reports on, the second makes five reports, and the third breaks.
+    runner = FakeRunner(
+        {
+            "trial_00000": Script([1.0] * 9),
+            "trial_00001": Script([1.0] * 5),
+            "trial_00002": Script([], fails="broken"),
+        }
+    )
+    make_sweep(runner, tmp_path, num_samples=5, search=Capped(range(5))).run()
+    search = Capped(range(5))
+    sweep = make_sweep(runner, tmp_path, num_samples=5, search=search)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    assert "warning" not in capfd.readouterr().err
+    assert sorted(name for name, _ in search.ends) == list(sweep.trials)
+
+
 def test_a_search_that_proposes_nothing_again_learns_nothing_and_that_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
