@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import all_names, explain_unknown, has_metric
@@ -34,18 +34,32 @@ class MetricCheck:
         self._refused: dict[str, str] = {}
 
     def recall(
-        self, trials: Mapping[str, Trial], histories: Mapping[str, Sequence[Report]]
+        self,
+        trials: Mapping[str, Trial],
+        histories: Mapping[str, Sequence[Report]],
+        *,
+        unjudged: Collection[str],
     ) -> None:
         """Note what trials reported before their sweep was restored. Not collective.
 
         Those that a tuner left at work are refused as they would have been. One that it has
         interrupted may have been mended, and goes on.
+
+        Parameters
+        ----------
+        unjudged
+            Names of trials without a report, as far as their last tuner had written down.
         """
         for trial_id, reports in histories.items():
             trial = trials[trial_id]
             if any(self._find_lack(report.metrics) is None for report in reports):
                 self._having.add(trial_id)
-            elif reports and trial.state in _AT_WORK and self.refuses(reports[0]):
+            elif (
+                reports
+                and trial_id in unjudged
+                and trial.state in _AT_WORK
+                and self.refuses(reports[0])
+            ):
                 self._refused[trial_id] = self._explain_report(trial, reports[0])
 
     def forget(self, trial: Trial, *, anew: bool) -> None:

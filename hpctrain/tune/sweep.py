@@ -191,8 +191,9 @@ class Sweep:
             As the ledger has them.
         """
         self._trials.by_id.update(trials)
+        unjudged = {name for name, trial in trials.items() if not trial.reports}
         replayed = replay(self.trials, self._runner, self._learners, refuses=self._metrics.refuses)
-        self._metrics.recall(self.trials, replayed.histories)
+        self._metrics.recall(self.trials, replayed.histories, unjudged=unjudged)
         self._transfers.hold_all()
         self._runner.watch(self._trials.at_work)
         for trial in self._trials.at_work:
@@ -388,13 +389,17 @@ class Sweep:
         if at_work := self._trials.at_work:
             self._show(f"stopping {len(at_work)} trials{hint}")
         times = self._stop_times(self._rules.stop_patience_s)
-        self._stops.leave(at_work, times, now=self._is_urgent())
         give_up_at = self._clock() + times.give_up_s
-        while self._trials.at_work and self._clock() < give_up_at:
+        self._stops.leave(at_work, times, now=self._is_urgent())
+        while self._trials.at_work:
+            # Some may have ended while others were waited for.
+            is_last = self._clock() >= give_up_at
             try:
                 self._step()
             except Exception as error:  # what has interrupted the sweep is what is raised
                 log(f"warning: the end of the trials is not waited for: {error}")
+                return
+            if is_last:
                 return
             self._runner.wait(_POLL_S)
 

@@ -10,11 +10,12 @@ import pytest
 
 from hpctrain import ConfigError
 from hpctrain.tune.ledger import SweepPaths, read_record
-from hpctrain.tune.runner import End, Look
+from hpctrain.tune.metric_check import MetricCheck
+from hpctrain.tune.runner import End, Look, Report
 from hpctrain.tune.schedulers import ASHAScheduler
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_rules import name_metrics
-from hpctrain.tune.trial import Trial
+from hpctrain.tune.trial import Trial, TrialState
 from hpctrain.tune.tune_config import TuneConfig
 from tests.tune.played import FakeRunner, Script, make_sweep, states
 
@@ -216,3 +217,13 @@ def test_what_was_reported_before_a_restore_counts(tmp_path: Path) -> None:
     second.adopt(read_record(SweepPaths(root=tmp_path)).trials)
     second.run()
     assert states(second) == 2 * ["TERMINATED"]
+
+
+def test_a_retried_trial_that_is_without_the_metric_so_far_is_not_refused_again() -> None:
+    trial = Trial(trial_id="trial_00000", config={}, state=TrialState.RUNNING, reports=1)
+    reports = {trial.trial_id: [Report(number=1, time=1.0, metrics={"other": 1.0})]}
+    check = MetricCheck({"m": "the metric"})
+    check.recall({trial.trial_id: trial}, reports, unjudged=())
+    assert not check.has_refused(trial)
+    check.recall({trial.trial_id: trial}, reports, unjudged=[trial.trial_id])
+    assert check.has_refused(trial)
