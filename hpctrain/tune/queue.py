@@ -95,8 +95,6 @@ class Queue:
         self.why_empty, self._coming = "", None
         self._trials.add(trial)
         self._learners.note_new(trial)
-        if (need := self._look_up(trial)) is not None:
-            self._seen.add(need)
 
     def _make(self, number: int) -> Trial | None:
         """Return a trial that is not in the ledger yet; None if there is none now."""
@@ -116,8 +114,11 @@ class Queue:
         if not self._source.learns:
             self._coming = self._make(number)
             return self._coming is None or self._fits(self._coming)
-        if not self._seen:
-            self._seen.update(filter(None, map(self._look_up, self._trials.by_id.values())))
+        # Those that were refused say nothing about the next one.
+        trials = self._trials
+        seen = trials.at_work if self._seen else trials.by_id.values()
+        seen = [trial for trial in seen if trial.state is not TrialState.ERROR]
+        self._seen.update(filter(None, map(self._look_up, seen)))
         return not self._seen or any(self._slots.fits(need) for need in self._seen)
 
     def _fits(self, trial: Trial) -> bool:

@@ -87,3 +87,17 @@ def test_a_proposal_that_the_allocation_does_not_hold_fails_alone(tmp_path: Path
     reason = sweep.trials["trial_00001"].reason
     assert reason.startswith("trial_00001 needs 9 CPUs")
     assert "this allocation has 8" in reason
+
+
+def test_a_proposal_that_is_refused_says_nothing_of_the_next_one(tmp_path: Path) -> None:
+    def cpus(number: int) -> int:
+        return 99 if number == 2 else 20
+
+    search = _Learning({"cpus": cpus})
+    runner = FakeRunner({"trial_00000": Script([1.0] * 3)})
+    slots = Slots(Capacity(cpus=25, allocated_cpus=25))
+    sweep = make_sweep(runner, tmp_path, search=search, slots=slots)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
+    # The second and the third are proposed once the first has ended.
+    assert search.known == [0, 1, 2, 3]
