@@ -38,6 +38,7 @@ def wrong_decisions(
         Returns such a scheduler; it may ask nothing of the population.
     """
     calls = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
+    decided: dict[str, set[int]] = {}
     stopped: dict[str, set[int]] = {}
     let_on: set[tuple[str, int]] = set()
     for pid, group in itertools.groupby(calls, key=lambda call: call["pid"]):
@@ -52,10 +53,12 @@ def wrong_decisions(
             name, number = call["trial"], call["metrics"]["training_iteration"]
             if decision != TrialScheduler.STOP:
                 let_on.add((name, number))
-            elif (name, number) not in earlier:
+                continue
+            decided.setdefault(name, set()).add(number)
+            if (name, number) not in earlier:
                 stopped.setdefault(name, set()).add(number)
     for name, trial in read_record(SweepPaths(root=root)).trials.items():
-        if trial.stopped_after is not None and trial.stopped_after not in stopped.get(name, ()):
+        if trial.stopped_after is not None and trial.stopped_after not in decided.get(name, ()):
             yield f"{name} was stopped after report {trial.stopped_after}, and nobody decided so"
         if trial.stopped_after is None and name in stopped and trial.reports > max(stopped[name]):
             yield f"{name} went on after report {max(stopped[name])}, and was to stop"
