@@ -187,11 +187,16 @@ def _await_executor(status: RunStatus, patience_s: float) -> None:
     while process_start_time(status.owner_pid) == status.owner_start:
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"process {status.owner_pid} was sent SIGTERM and still runs after "
-                f"{timeouts.describe(patience_s)}. kill -9 {status.owner_pid} ends it "
-                f"without a checkpoint."
+                f"process {status.owner_pid} was sent SIGTERM and still runs"
+                f"{_show_patience(patience_s)}. kill -9 {status.owner_pid} ends it without a "
+                f"checkpoint."
             )
         time.sleep(_POLL_S)
+
+
+def _show_patience(patience_s: float) -> str:
+    # None is left where others were waited for before.
+    return f" after {timeouts.describe(patience_s)}" if patience_s else ""
 
 
 def end_validations(paths: RunPaths) -> str:

@@ -85,7 +85,7 @@ def _stage(source: Path, checkpoints: Path, *, report: int, attempt: int) -> Sha
         staging.link(source)
     except (CheckpointError, OSError) as error:
         reason = getattr(error.__cause__ or error, "strerror", None) or str(error)
-        log_once(f"checkpoints are copied: their files cannot have a second name ({reason})")
+        log_once(f"checkpoints are copied, since their files cannot be linked: {reason}")
         CheckpointStore(checkpoints).abandon(attempt=attempt, report=report)
         staging = make()
         staging.copy(source)

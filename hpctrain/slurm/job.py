@@ -209,7 +209,9 @@ def cancel_argv(job_id: str, *, only_pending: bool = False) -> list[str]:
 
 
 def cancel_job(job_id: str, *, only_pending: bool = False) -> None:
-    """End a job; `only_pending`: unless it has begun. Not collective.
+    """End a job; `only_pending`: unless it has begun. One that has ended is no error.
+
+    Not collective.
 
     Raises
     ------
@@ -217,7 +219,7 @@ def cancel_job(job_id: str, *, only_pending: bool = False) -> None:
         If Slurm refuses, or does not answer.
     """
     answer = run_slurm(cancel_argv(job_id, only_pending=only_pending))
-    if answer.returncode != 0:
+    if answer.returncode != 0 and not _ENDED.search(answer.stderr):
         raise LaunchError(f"scancel: {answer.stderr.strip()}", transient=True)
 
 

@@ -124,5 +124,6 @@ class TrialRunner(Protocol):
     def end(self, trials: Sequence[Trial], *, patience_s: float) -> None:
         """End the runs of trials that have not stopped in time; none waits for another's end.
 
-        Returns after `patience_s` seconds at the latest, or soon after.
+        Returns once they have ended, or soon after `patience_s` seconds; jobs are asked of Slurm,
+        which may take longer.
         """

@@ -143,8 +143,8 @@ def report(
     worker = active_worker("report()")
     if os.getpid() != worker.pid:
         raise WorkerContextError(
-            f"report() was called in a process that the worker has forked (process {os.getpid()} "
-            f"of process {worker.pid}). Return its values to the training function, and report "
+            f"report() was called in process {os.getpid()}, which the worker, process "
+            f"{worker.pid}, has forked. Return its values to the training function, and report "
             f"there."
         )
     session = worker.session

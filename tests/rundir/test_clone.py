@@ -108,7 +108,7 @@ def test_it_is_copied_where_they_cannot_which_is_said_once(
     clone_checkpoint(source, checkpoints, report=3, attempt=1)
     assert CheckpointStore(checkpoints).newest_good()[1] == []
     clone_checkpoint(source, checkpoints, report=4, attempt=1)
-    said = "checkpoints are copied: their files cannot have a second name (Operation not permitted)"
+    said = "checkpoints are copied, since their files cannot be linked: Operation not permitted"
     assert capsys.readouterr().err == f"hpctrain: {said}\n"
     clone = checkpoints / "000003/model.bin"
     assert clone.read_bytes() == b"the best"
