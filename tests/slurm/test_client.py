@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import LaunchError
+from hpctrain.slurm import pmi
 from hpctrain.slurm.client import Asked, is_passing, is_refused_for_now
 from hpctrain.slurm.pmi import ask_for_pmi_types, offered_pmi_types
 
@@ -56,6 +57,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     srun.write_text(FAKE_SRUN.format(asked=tmp_path / "asked"))
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    # Another test of this process may have asked, and not needed the answer.
+    monkeypatch.setattr(pmi, "_asked", [])
     offered_pmi_types.cache_clear()
     yield tmp_path / "asked"
     offered_pmi_types.cache_clear()
@@ -75,6 +78,7 @@ def test_an_srun_that_is_not_there_is_told_to_who_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(pmi, "_asked", [])
     offered_pmi_types.cache_clear()
     ask_for_pmi_types()
     with pytest.raises(LaunchError, match=r"srun is not on PATH.*SlurmConfig\(mpi='pmi2'\)"):
