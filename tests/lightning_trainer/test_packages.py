@@ -16,6 +16,11 @@ from hpctrain.torch import TorchTrainer
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forks() -> None:
+    """Import neither of the twins before a test does."""
+
+
 def _training() -> Any:
     def make(pl: Any) -> Any:
         class Net(pl.LightningModule):  # type: ignore[misc]
