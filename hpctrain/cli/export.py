@@ -55,8 +55,10 @@ def export(
     Every byte is compared with its digest, and what was written is read again, before DEST appears.
     """
     source = find_source(run, storage)
+    from hpctrain.bulk.heap import return_large_blocks
     from hpctrain.torch.state.export.export import export_state
 
+    return_large_blocks()
     exported = export_state(
         source,
         dest,
