@@ -19,7 +19,8 @@ tuner ends, the same script is started again, at once or some seconds later. It 
 - the best trial is the same (not with Population Based Training),
 - the decisions of ASHA are those of a new ASHA that is sent the same reports,
 - each step of a population follows from one that a trial of it had made, with its configuration,
-- the files of each checkpoint have the digests that its manifest gives,
+- the files of each checkpoint have the digests that its manifest gives; where one was damaged and
+  no attempt was to begin any more, verification finds it,
 - neither a process, a claim nor a temporary file is left, and no traceback was printed.
 """
 

@@ -139,7 +139,7 @@ class SweepExperiment:
         root = folder / "storage" / self.script.sweep
         problems = [
             *result.troubles,
-            *broken_rules(root, result.trace, num_trials=self.num_trials),
+            *broken_rules(root, result.trace, num_trials=self.num_trials, damaged=result.damaged),
             *wrong_resumes(read_sweep(root), result.trace, result.damaged),
             *self.check(folder),
         ]

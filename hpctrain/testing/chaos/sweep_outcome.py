@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hpctrain.errors import CheckpointError, ConfigError
@@ -48,7 +49,13 @@ def best_trial(root: Path, metric: str) -> str | None:
     return min(lasts, key=lasts.__getitem__, default=None)
 
 
-def broken_rules(root: Path, trace: Sequence[Entry], *, num_trials: int) -> list[str]:
+def broken_rules(
+    root: Path,
+    trace: Sequence[Entry],
+    *,
+    num_trials: int,
+    damaged: Mapping[str, float] = MappingProxyType({}),
+) -> list[str]:
     """Return what a sweep that has ended broke of the rules of all sweeps; empty if nothing.
 
     Not collective.
@@ -61,6 +68,8 @@ def broken_rules(root: Path, trace: Sequence[Entry], *, num_trials: int) -> list
         What its processes have done.
     num_trials
         How many trials it was to have.
+    damaged
+        When checkpoints were damaged, by ``SWEEP/TRIAL/checkpoints/NAME``.
     """
     record = _read(root)
     if record is None:
@@ -69,7 +78,8 @@ def broken_rules(root: Path, trace: Sequence[Entry], *, num_trials: int) -> list
     found = [*_wrong_numbers(record, events, num_trials), *_two_at_once(trace)]
     for name, trial in record.trials.items():
         run = root / name
-        found += [f"{name}: {what}" for what in (*_wrong_reports(run, trial), *_damaged(run))]
+        files = _wrong_files(run, damaged)
+        found += [f"{name}: {what}" for what in (*_wrong_reports(run, trial), *files)]
     return [*found, *_left_in(root)]
 
 
@@ -135,14 +145,24 @@ def _wrong_reports(run: Path, trial: Trial) -> Iterator[str]:
         yield f"the ledger of the sweep ends at report {trial.reports}, and the run at {last}"
 
 
-def _damaged(run: Path) -> Iterator[str]:
-    """Yield which checkpoints are not what their manifests say."""
-    store = CheckpointStore(RunPaths(run).checkpoints)
+def _wrong_files(run: Path, damaged: Mapping[str, float]) -> Iterator[str]:
+    """Yield which checkpoints are not what their manifests say, and which damage is not found.
+
+    One that was damaged when no attempt was to begin any more stays as it is: none has read it.
+    """
+    last_attempt = max(read_run(run).attempt_times, default=0.0)
+    directory = RunPaths(run).checkpoints
+    store, shown = CheckpointStore(directory), directory.relative_to(run.parents[1])
     for manifest in store.manifests():
+        is_damaged = damaged.get(str(shown / manifest.name), 0.0) > last_attempt
         try:
             store.verify(manifest)
         except CheckpointError as error:
-            yield str(error)
+            if not is_damaged:
+                yield str(error)
+        else:
+            if is_damaged:
+                yield f"checkpoint {manifest.name} was damaged, and that is not found"
 
 
 def _left_in(root: Path) -> Iterator[str]:

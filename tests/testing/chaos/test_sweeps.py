@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,8 +49,11 @@ def place(undisturbed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(undisturbed, tmp_path / "copy"))
 
 
-def rules(place: Path, trace: tuple[Entry, ...] = ()) -> str:
-    return "\n".join(broken_rules(place / "storage" / SWEEP, trace, num_trials=TRIALS))
+def rules(
+    place: Path, trace: tuple[Entry, ...] = (), damaged: Mapping[str, float] | None = None
+) -> str:
+    root = place / "storage" / SWEEP
+    return "\n".join(broken_rules(root, trace, num_trials=TRIALS, damaged=damaged or {}))
 
 
 def edit(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
@@ -98,9 +102,19 @@ def test_a_damaged_checkpoint_and_what_is_left_are_found(place: Path) -> None:
         for path in sorted((run / "checkpoints").rglob("*"))
         if path.is_file() and path.suffix != ".json"
     )
-    content.write_bytes(b"?" + content.read_bytes()[1:])
+    whole = content.read_bytes()
+    content.write_bytes(b"?" + whole[1:])
     assert "trial_00001: " in rules(place)
     assert "checkpoints/" in rules(place)
+    # Of a trial that goes on after the damage, and of one that does not.
+    key = str(content.parent.relative_to(place / "storage"))
+    assert "checkpoints/" in rules(place, damaged={key: 1.0})
+    assert rules(place, damaged={key: time.time()}) == ""
+    content.write_bytes(whole)
+    found = rules(place, damaged={key: time.time()})
+    assert (
+        found == f"trial_00001: checkpoint {content.parent.name} was damaged, and that is not found"
+    )
     (run / ".plan.json.0123456789abcdef").touch()
     with claimed(RunPaths(root)):
         found = rules(place)
