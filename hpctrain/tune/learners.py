@@ -50,9 +50,9 @@ class Learners:
     def note_restored(self, trial: Trial) -> None:
         """Tell of a trial of a sweep that is restored. Not collective.
 
-        A search that cannot be told is asked again, until it proposes something else: for each
-        trial before its first report or its end, since a search may wait for the end of some
-        before it proposes more.
+        A search without ``restore_trial()`` is called for each trial again, until it proposes
+        something else: before the first report of the trial or its end, since a search may wait for
+        the end of some before it proposes more.
         """
         self.scheduler.on_trial_add(trial.trial_id)
         if self._search is None:

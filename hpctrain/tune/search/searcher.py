@@ -100,6 +100,6 @@ class Searcher(NamedArguments):
 
 
 def has_restore(search: object) -> bool:
-    """Return whether a search can be told of the trials of a restored sweep. Not collective."""
+    """Return whether a search has a ``restore_trial()`` of its own. Not collective."""
     own = getattr(type(search), "restore_trial", None)
     return callable(getattr(search, "restore_trial", None)) and own is not Searcher.restore_trial
