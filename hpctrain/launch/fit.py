@@ -247,13 +247,17 @@ def _begin_or_find(
 
         print_plan(submission)
         raise SystemExit(0)
-    # plan.json names the commit: git looks at the tree while this process claims the run.
-    look = _look_at_script(submission)
-    from hpctrain.launch.begin import begin_or_find
-    from hpctrain.launch.existing import Existing
+    from hpctrain.launch.storage import errors_of_storage
 
-    check_run_directory(request.paths.root)
-    _await_submission(request.paths)
+    with errors_of_storage(request.paths):
+        # First: another user may have closed the directory to this one.
+        check_run_directory(request.paths.root)
+        # plan.json names the commit: git looks at the tree while this process claims the run.
+        look = _look_at_script(submission)
+        from hpctrain.launch.begin import begin_or_find
+        from hpctrain.launch.existing import Existing
+
+        _await_submission(request.paths)
     begin = partial(
         _begin, submission, in_background=in_background, slot=slot, before=before, look=look
     )

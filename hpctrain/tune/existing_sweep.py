@@ -9,7 +9,9 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.config import ExistingPolicy, RunConfig
 from hpctrain.errors import ConfigError
+from hpctrain.launch.storage import errors_of_storage
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.place import is_begun
 from hpctrain.tune.trainable import Trainable, name_trainable
@@ -59,12 +61,16 @@ def find_paths(config: RunConfig, trainable: Trainable, policy: ExistingPolicy) 
         stamp = time.strftime("%Y%m%d-%H%M%S")
         name = f"{name_trainable(trainable)}_{stamp}_{secrets.token_hex(2)}"
     paths = SweepPaths(root=Path(config.storage_path).absolute() / name)
-    if RunPaths(paths.root).plan.exists():
-        raise ConfigError(
-            f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
-        )
-    if is_begun(paths):
-        refuse_existing(paths, policy)
+    root = RunPaths(paths.root)
+    with errors_of_storage(root):
+        # First: another user may have closed the directory to this one.
+        check_run_directory(paths.root)
+        if root.plan.exists():
+            raise ConfigError(
+                f"{paths.root} is a run, and not a sweep. Choose another RunConfig(name=...)."
+            )
+        if is_begun(paths):
+            refuse_existing(paths, policy)
     return paths
 
 

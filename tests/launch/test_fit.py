@@ -19,6 +19,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
+from tests.closed import closed_directory
 
 BEGINS = next(one for one in Existing if one.begins)
 
@@ -206,3 +207,38 @@ def test_git_looks_at_the_tree_of_a_new_run_before_the_run_is_claimed(
     _begin_or_find(submission, warns=False)
     begun = [] if is_replay else ["git"]
     assert order == [*begun, "claim", None if is_replay else "look", "submitted"]
+
+
+@pytest.mark.parametrize("closed", ["storage", "run"])
+def test_a_directory_that_is_closed_to_this_user_is_named(closed: str) -> None:
+    with closed_directory(closed) as storage:
+        request = SimpleNamespace(
+            paths=RunPaths(storage / "run"), run_config=RunConfig(name="run", verbose=0)
+        )
+        submission: Any = SimpleNamespace(
+            request=request, plan=SimpleNamespace(launcher="slurm"), replay_of=None
+        )
+        with pytest.raises(ConfigError, match=rf"may not write into {storage}.*that is yours"):
+            _begin_or_find(submission)
+
+
+def test_a_run_of_another_user_is_refused_before_anything_else_is_done(
+    launchers: Launchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(root: Path) -> None:
+        raise ConfigError("it belongs to another user")
+
+    looked: list[str] = []
+    launchers.paths.status.unlink()
+    monkeypatch.setattr(fit, "check_run_directory", refuse)
+    monkeypatch.setattr(
+        "hpctrain.launch.code_record.look_at_script", lambda: looked.append("at the tree")
+    )
+    submission: Any = SimpleNamespace(
+        request=SimpleNamespace(paths=launchers.paths, run_config=RunConfig(name="run", verbose=0)),
+        plan=SimpleNamespace(launcher="slurm"),
+        replay_of=None,
+    )
+    with pytest.raises(ConfigError, match="it belongs to another user"):
+        _begin_or_find(submission)
+    assert not looked

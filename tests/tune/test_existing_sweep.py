@@ -8,6 +8,7 @@ from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.tune.existing_sweep import find_paths, is_to_go_on
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
+from tests.closed import closed_directory
 
 
 def train() -> None:
@@ -44,6 +45,15 @@ def test_a_run_is_not_taken_for_a_sweep(tmp_path: Path):
     (tmp_path / "sweep/plan.json").write_text("{}")
     with pytest.raises(ConfigError, match="is a run, and not a sweep"):
         find_paths(config(tmp_path), train, "restart")
+
+
+@pytest.mark.parametrize("closed", ["storage", "run"])
+def test_a_directory_that_is_closed_to_this_user_is_named(closed: str):
+    with (
+        closed_directory(closed) as storage,
+        pytest.raises(ConfigError, match=rf"may not write into {storage}.*that is yours"),
+    ):
+        find_paths(config(storage, "run"), train, "auto")
 
 
 @pytest.mark.parametrize(("existing", "goes_on"), [("", True), ("auto", True), ("restart", False)])
