@@ -52,7 +52,10 @@ class MetricCheck:
         """
         for trial_id, reports in histories.items():
             trial = trials[trial_id]
-            if any(self._find_lack(report.metrics) is None for report in reports):
+            # The ledger's count, too: a person may have removed the directory of the trial.
+            known = [trial.metrics] if trial.reports else []
+            known += [report.metrics for report in reports]
+            if any(self._find_lack(metrics) is None for metrics in known):
                 self._having.add(trial_id)
             elif (
                 reports

@@ -227,3 +227,34 @@ def test_a_retried_trial_that_is_without_the_metric_so_far_is_not_refused_again(
     assert not check.has_refused(trial)
     check.recall({trial.trial_id: trial}, reports, unjudged=[trial.trial_id])
     assert check.has_refused(trial)
+
+
+def test_what_the_ledger_says_of_a_trial_counts_where_its_directory_was_removed() -> None:
+    gone = Trial(
+        trial_id="trial_00000",
+        config={},
+        state=TrialState.TERMINATED,
+        reports=3,
+        metrics={"m": 1.0},
+    )
+    late = Trial(trial_id="trial_00001", config={}, state=TrialState.RUNNING)
+    check = MetricCheck({"m": "the metric"})
+    check.recall({gone.trial_id: gone}, {gone.trial_id: []}, unjudged=())
+    report = Report(number=1, time=1.0, metrics={"other": 1.0})
+    assert check.note(late, report, is_first=True), "it fails alone"
+
+
+def test_what_a_trial_reported_before_it_begins_anew_does_not_count() -> None:
+    trial = Trial(
+        trial_id="trial_00000",
+        config={},
+        state=TrialState.ERROR,
+        reports=3,
+        metrics={"m": 1.0},
+    )
+    trial.begin_anew()
+    check = MetricCheck({"m": "the metric"})
+    check.recall({trial.trial_id: trial}, {trial.trial_id: []}, unjudged=())
+    report = Report(number=1, time=1.0, metrics={"other": 1.0})
+    with pytest.raises(ConfigError, match="No trial has reported it so far"):
+        check.note(trial, report, is_first=True)
