@@ -67,7 +67,7 @@ def _scheduler(what: str, value: Any) -> Any:
         return getattr(schedulers, _SCHEDULERS[value])()
     if isinstance(value, type) and issubclass(value, TrialScheduler):
         meant = f"Construct it: {value.__name__}()."
-    elif isinstance(value, str) and (close := did_you_mean(value, _SCHEDULERS)):
+    elif isinstance(value, str) and (close := did_you_mean(value.lower(), _SCHEDULERS)):
         meant = close
     else:
         meant = f"By name there are {', '.join(_SCHEDULERS)}."

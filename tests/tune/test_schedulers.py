@@ -253,6 +253,7 @@ def test_a_scheduler_may_be_given_by_its_name(name: str, kind: type[TrialSchedul
     ("given", "message"),
     [
         ("hyperbnd", r"'hyperbnd'.*ASHAScheduler\(\), or its name\. Did you mean 'hyperband'"),
+        ("ASHA", "Did you mean 'asha'"),
         ("bohb", "By name there are fifo, asha"),
         (ASHAScheduler, r"Construct it: AsyncHyperBandScheduler\(\)"),
         (5, "By name there are"),
