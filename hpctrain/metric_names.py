@@ -129,7 +129,9 @@ def explain_unknown(name: str, known: Iterable[str]) -> str:
         candidate for candidate in names if candidate.rpartition("/")[2] == name.rpartition("/")[2]
     ]
     meant = f" Did you mean {close[0]!r}?" if close else ""
-    return f"The metrics are {', '.join(names[:_NAMES_SHOWN])}{others}.{meant}"
+    # Logs and tables have the first line of an error.
+    listed = [each if each.isprintable() else repr(each) for each in names[:_NAMES_SHOWN]]
+    return f"The metrics are {', '.join(listed)}{others}.{meant}"
 
 
 _MISSING = object()

@@ -52,3 +52,9 @@ def test_the_last_part_of_a_name_is_a_hint_too():
     assert explain_unknown("f1", ["validation/f1", "loss"]).endswith("mean 'validation/f1'?")
     assert explain_unknown("f1", []) == "There are no metrics."
     assert explain_unknown("zz", map(str, range(99))).endswith("and 87 others.")
+
+
+def test_the_list_of_names_is_one_line():
+    known = ["val/loss", "train\nloss", "é %s"]
+    message = "The metrics are 'train\\nloss', val/loss, é %s. Did you mean 'val/loss'?"
+    assert explain_unknown("val/los", known) == message
