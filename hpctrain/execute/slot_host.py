@@ -36,6 +36,7 @@ from hpctrain.execute.process import descendants, process_start_time
 from hpctrain.execute.slot_job import OF_RANKS, SlotJob
 from hpctrain.execute.slot_request import SECRET_BYTES, credentials, digest_variables
 from hpctrain.worker.forked import show_command
+from hpctrain.worker.leftovers import remove_dead_segments_since
 from hpctrain.worker.parent_death import end_with
 
 MODULE = "hpctrain.execute.slot_host"
@@ -83,6 +84,7 @@ class SlotHost:
         self._asked: object = None
         self._is_orphan = False
         self._collected_at = 0.0
+        self._begun = time.time()
         self._selector.register(
             self._listener,
             selectors.EVENT_READ,
@@ -101,6 +103,9 @@ class SlotHost:
                 if job.is_over:
                     self._jobs.remove(job)
                     self._end_leftovers()
+                    # Of ranks that were killed in MPI_Init, as with their executor. Their worlds
+                    # have names of mpiexec's, which no later rank can know.
+                    remove_dead_segments_since(self._begun)
             self._strangers.drop_silent(time.monotonic())
             self._collect_orphans(time.monotonic())
         self._strangers.close()

@@ -65,13 +65,27 @@ def remove_dead_segments(job_id: str, *, shm: str = _SHM) -> None:
     shm
         Where shared memory is.
     """
-    found = [path for path in _own_segments(shm) if _is_of_job(path.name, job_id)]
-    for path in found:
+    for path in _own_segments(shm):
+        if _is_of_job(path.name, job_id):
+            _remove_if_dead(path)
+
+
+def remove_dead_segments_since(begun: float, *, shm: str = _SHM) -> None:
+    """Remove the shared memory of this user's dead ranks, whichever their world, of a time.
+
+    Not collective. As with `remove_dead_segments`, what a living process has is left alone.
+
+    Parameters
+    ----------
+    begun
+        Seconds since the epoch, before the first of these ranks started.
+    shm
+        Where shared memory is.
+    """
+    for path in _own_segments(shm):
         with contextlib.suppress(OSError):
-            stat = path.stat()
-            # Between open() and mmap() it is open, so open files are looked at before mapped ones.
-            if not _is_open(stat.st_dev, stat.st_ino) and not _is_mapped(path):
-                path.unlink()
+            if path.stat().st_mtime >= begun:
+                _remove_if_dead(path)
 
 
 def remove_dead_segments_of_step(*, shm: str = _SHM, step_age_s: float | None = None) -> None:
@@ -101,6 +115,14 @@ def remove_dead_segments_of_step(*, shm: str = _SHM, step_age_s: float | None = 
     for path in found:
         with contextlib.suppress(OSError):
             _remove_if_older(path, age_s + _MARGIN_S)
+
+
+def _remove_if_dead(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        # Between open() and mmap() it is open, so open files are looked at before mapped ones.
+        if not _is_open(stat.st_dev, stat.st_ino) and not _is_mapped(path):
+            path.unlink()
 
 
 def _remove_if_older(path: Path, age_s: float) -> None:

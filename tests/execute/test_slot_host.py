@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -118,3 +119,20 @@ def test_what_ranks_have_left_behind_and_has_ended_is_no_zombie(start: Start) ->
     os.kill(orphan, signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{orphan}").exists())
     assert ranks.returncode() is None
+
+
+def test_shared_memory_of_ranks_that_were_killed_in_mpi_init_is_removed(start: Start) -> None:
+    """A segment of mpiexec's world: the executor that would have removed it is dead, too."""
+    dead, used, older = (Path(f"/dev/shm/mpich_shm_{secrets.token_hex(4)}_0") for _ in range(3))
+    older.write_bytes(bytes(4096))
+    os.utime(older, (0.0, 0.0))
+    try:
+        ranks = start(f"truncate -s 4096 {dead} {used}; exec 3< {used}; echo $$; sleep 600")
+        with open(f"/proc/{left_by(ranks)}/fd/3", "rb"):
+            ranks.close()
+            wait_until(lambda: not dead.exists())
+            assert used.exists()
+        assert older.exists()
+    finally:
+        for path in (dead, used, older):
+            path.unlink(missing_ok=True)

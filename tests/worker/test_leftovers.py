@@ -15,6 +15,7 @@ import pytest
 from hpctrain.worker.leftovers import (
     remove_dead_segments,
     remove_dead_segments_of_step,
+    remove_dead_segments_since,
     segment_name,
     unlink_mapped_segments,
 )
@@ -127,6 +128,15 @@ def test_what_a_living_process_uses_is_left_alone(
     hold(used, how)
     remove_dead_segments(job_id)
     assert used.exists()
+
+
+def test_of_any_world_the_dead_segments_of_a_time_are_removed(
+    job_id: str, leave: Leave, hold: Callable[[Path, str], None]
+) -> None:
+    dead, used, older = leave("kvs_1", age_s=1.0), leave("kvs_2", age_s=1.0), leave("kvs_3")
+    hold(used, "mapped")
+    remove_dead_segments_since(dead.stat().st_mtime - 1.0)
+    assert [path.exists() for path in (dead, used, older)] == [False, True, True]
 
 
 def test_a_rank_removes_what_is_older_than_its_step(job_id: str, leave: Leave) -> None:
