@@ -4,7 +4,8 @@
 environment of its own.
 
 ``python benchmarks/sweep.py 64 --nodes 4``: a sweep of trials of 2 to 20 seconds on so many virtual
-nodes, and before it the same group alone in the empty allocation, five times.
+nodes, and before it the same group alone in the empty allocation: five times, from the fit() of a
+script of its own.
 
 - *taken*: the share of the slots' seconds that trials had, from the first start to the last one:
   as long as there is a trial for each slot. Afterwards slots are empty for want of trials.
@@ -90,16 +91,18 @@ def train(config):
     time.sleep(config["seconds"])
     hpctrain.report({"step": 1})
 if __name__ == "__main__":
-    trials, storage, shortest, longest = int(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:5])
-    for number in range(int(sys.argv[5])):
-        alone = RunConfig(storage_path=storage, name=f"alone{number}", verbose=0)
+    name, trials, storage = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    shortest, longest = map(float, sys.argv[4:6])
+    run_config = RunConfig(storage_path=storage, name=name, verbose=0)
+    if trials == 0:
         print(time.time())
-        trainer(train_loop_config={"seconds": 0.0}, run_config=alone).fit()
+        trainer(train_loop_config={"seconds": 0.0}, run_config=run_config).fit()
+        sys.exit()
     results = tune.Tuner(
         trainer(),
         param_space={"train_loop_config": {"seconds": tune.uniform(shortest, longest)}},
         tune_config=tune.TuneConfig(num_samples=trials, seed=0),
-        run_config=RunConfig(storage_path=storage, name="sweep", verbose=0),
+        run_config=run_config,
     ).fit()
     assert len(results) == trials and not results.errors
 """
@@ -130,19 +133,16 @@ def measure_on_nodes(
         script = Path(place, "script.py")
         script.write_text(_ON_NODES, encoding="utf-8")
         with VirtualCluster.start(spec, state_dir=Path(place, "c")) as cluster:
-            command = [
-                sys.executable,
-                str(script),
-                str(trials),
-                f"{place}/runs",
-                *map(str, seconds),
-                str(_ALONE),
-                *(["torch"] if with_torch else []),
+            words = [f"{place}/runs", *map(str, seconds), *(["torch"] if with_torch else [])]
+            asked = [*((f"alone{number}", 0) for number in range(_ALONE)), ("sweep", trials)]
+            script_lines = [
+                shlex.join([sys.executable, str(script), name, str(number), *words])
+                for name, number in asked
             ]
             done = subprocess.run(
                 [
                     *("sbatch", "--wait", f"--output={place}/printed", f"--nodes={num_nodes}"),
-                    *(f"--ntasks-per-node={_CPUS_PER_NODE}", f"--wrap={shlex.join(command)}"),
+                    *(f"--ntasks-per-node={_CPUS_PER_NODE}", f"--wrap={' && '.join(script_lines)}"),
                 ],
                 env={**os.environ, **cluster.environ, "HPCTRAIN_LAUNCHER": ""},
                 stdout=subprocess.DEVNULL,
@@ -152,8 +152,8 @@ def measure_on_nodes(
         if done.returncode != 0:
             raise SystemExit(printed)
         runs = Path(place, "runs")
-        asked = [float(line) for line in printed.splitlines() if _IS_TIME.fullmatch(line)]
-        cold = [_first_step(runs / f"alone{i}") - time for i, time in enumerate(asked)]
+        begun = [float(line) for line in printed.splitlines() if _IS_TIME.fullmatch(line)]
+        cold = [_first_step(runs / f"alone{i}") - time for i, time in enumerate(begun)]
         events = list(_read(runs / "sweep" / "tune.jsonl"))
         slots_per_node = 1 if with_torch else _CPUS_PER_NODE
         found = _use_of(events, runs / "sweep", slots_per_node=slots_per_node)
