@@ -107,7 +107,7 @@ class AllocationRunner(LocalRunner):
             lost = {**_find_bad(paths, trial), **lost, **_test_nodes(trial.slot.nodes)}
             self._left_out.update(lost)
             if lost and self._left_out.keys() >= _hosts():
-                return replace(end, is_for_all=True, reason=explain_all(self._left_out))
+                end = replace(end, is_for_all=True, reason=explain_all(self._left_out))
         is_cut_off = has_job_ended or ((end.failed or end.was_stopped) and bool(lost))
         return replace(end, is_cut_off=is_cut_off, lost_nodes=lost)
 

@@ -10,7 +10,9 @@ from hpctrain.errors import ConfigError
 from hpctrain.plan.layout import describe_counts, share_out
 from hpctrain.plan.resources import requested_shape
 from hpctrain.scaling_config import ScalingConfig
-from hpctrain.tune.slots import Need, Slot, TakenSlots, need_of
+from hpctrain.tune.slots import Need, NoRoomLeftError, Slot, TakenSlots, need_of
+
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,7 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
             return False
         try:
             num_nodes = self._count_nodes("a trial", need)
-        except ConfigError:
+        except (ConfigError, NoRoomLeftError):
             return True
         return choose_nodes(need, self._free(), num_nodes=num_nodes) is not None
 
@@ -124,6 +126,8 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
         ------
         ConfigError
             If it would not fit if it were alone.
+        NoRoomLeftError
+            If it would if no node were lost.
         """
         num_nodes = self._count_nodes(trial, need)
         if len(self._taken) >= self._most_trials:
@@ -163,23 +167,14 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
 
     def _count_nodes(self, trial: str, need: Need) -> int:
         """Return on how many nodes a trial is; refuse one that does not fit."""
-        living = self._living()
-        rooms = sorted((share.room(need) for share in living.values()), reverse=True)
-        if need.spreads:
-            num_nodes = min(need.workers, sum(room > 0 for room in rooms))
-        elif need.num_nodes is not None:
-            num_nodes = need.num_nodes
-        else:
-            held, num_nodes = 0, 0
-            while held < need.workers and num_nodes < len(rooms):
-                held += rooms[num_nodes]
-                num_nodes += 1
-        usable = rooms[:num_nodes]
-        is_possible = len(usable) == num_nodes and all(usable) and sum(usable) >= need.workers
-        if is_possible and 0 < num_nodes <= need.workers:
+        rooms = [share.room(need) for share in self._living().values()]
+        if num_nodes := _count_nodes(need, rooms):
             return num_nodes
+        refusal = self._explain_refusal(trial, need, rooms)
+        if self.lost and _count_nodes(need, [share.room(need) for share in self._nodes.values()]):
+            raise NoRoomLeftError(refusal)
         raise ConfigError(
-            self._explain_refusal(trial, need, [s.room(need) for s in living.values()])
+            f"{refusal} Use fewer workers, request less for each, or make a larger allocation."
         )
 
     def _explain_refusal(self, trial: str, need: Need, rooms: Sequence[int]) -> str:
@@ -189,14 +184,31 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
         if need.mem_bytes_each:
             each += f", {need.mem_bytes_each / 2**30:.3g} GiB"
         nodes = "" if need.num_nodes is None else f" on {need.num_nodes} nodes"
-        lost = f" ({len(self.lost)} more are lost)" if self.lost else ""
+        named = [f"{node}: {why}" for node, why in [*self.lost.items()][:_MOST_NAMED]]
+        lost = f" ({len(self.lost)} more are lost: {'; '.join(named)})" if self.lost else ""
         held = describe_counts(rooms) if any(rooms) else "none"
         return (
             f"{trial} needs {need.workers} worker{'s' * (need.workers > 1)} with {each} each"
             f"{nodes}: the {len(rooms)} nodes of this allocation{lost} hold {held} of them when "
-            f"they are empty. Use fewer workers, request less for each, or make a larger "
-            f"allocation."
+            f"they are empty."
         )
+
+
+def _count_nodes(need: Need, rooms: Sequence[int]) -> int:
+    """Return on how many nodes a trial is, by how many workers each holds; 0 if it does not fit."""
+    rooms = sorted(rooms, reverse=True)
+    if need.spreads:
+        num_nodes = min(need.workers, sum(room > 0 for room in rooms))
+    elif need.num_nodes is not None:
+        num_nodes = need.num_nodes
+    else:
+        held, num_nodes = 0, 0
+        while held < need.workers and num_nodes < len(rooms):
+            held += rooms[num_nodes]
+            num_nodes += 1
+    usable = rooms[:num_nodes]
+    is_possible = len(usable) == num_nodes and all(usable) and sum(usable) >= need.workers
+    return num_nodes if is_possible and num_nodes <= need.workers else 0
 
 
 def choose_nodes(

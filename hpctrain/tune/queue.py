@@ -57,6 +57,7 @@ class Queue:
         """Whether there was none at the last look, and none can come."""
         self.why_empty = ""
         """Why none can come before their number is reached; empty if there is no such reason."""
+        self._held_back: dict[str, str] = {}
         self._number = 0
         self._trials, self._source, self._slots = trials, source, slots
         self._learners, self._transfers, self._fail = learners, transfers, fail
@@ -73,11 +74,22 @@ class Queue:
         """
         if not any(trial.state is TrialState.PENDING for trial in self._trials.waiting):
             self._add()
-        ready = [trial for trial in self._trials.waiting if self._is_ready(trial)]
+        waiting = [t for t in self._trials.waiting if t.trial_id not in self._held_back]
+        ready = [trial for trial in waiting if self._is_ready(trial)]
         if self.is_closed or not ready:
             return None
         self.is_empty = False
         return self._learners.choose(ready, must=not self._trials.at_work)
+
+    def hold_back(self, trial: Trial, reason: str) -> None:
+        """Do not name a trial again, which cannot begin in this job. Not collective."""
+        self._held_back[trial.trial_id] = reason
+
+    @property
+    def why_held_back(self) -> str:
+        """Why none of those that wait can begin in this job; empty if one can."""
+        reasons = [self._held_back.get(trial.trial_id, "") for trial in self._trials.waiting]
+        return reasons[0].rstrip(".") if reasons and all(reasons) else ""
 
     def _add(self) -> None:
         """Make the next trial, if there is room and one to come."""

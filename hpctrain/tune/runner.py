@@ -56,7 +56,7 @@ class End:
     is_orphaned: bool = False
     """Whether its executor was killed, and another one is to go on with it."""
     is_for_all: bool = False
-    """Whether it has failed for what its nodes lack, before its executor began: a path."""
+    """Whether it has failed for what all nodes lack, before its executor began: a path."""
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
     """Nodes that it found lost, and why."""
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.scaling_config import ScalingConfig
 
 T = TypeVar("T")
+
+
+class NoRoomLeftError(LaunchError):
+    """A trial does not fit on the nodes that are left: it waits for another job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,8 @@ class TrialSlots(Protocol):
     def take(self, trial: str, need: Need) -> Slot | None:
         """Take a slot; return it, or None if the trial has to wait.
 
-        Raises ConfigError if it would not fit if it were alone.
+        Raises ConfigError if it would not fit if it were alone, or NoRoomLeftError if it would if
+        no node were lost.
         """
 
     def keep(self, trial: str, need: Need, slot: Slot) -> None:

@@ -8,7 +8,7 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.tune.passing import raise_if_passing
 from hpctrain.tune.queue import Queue
 from hpctrain.tune.runner import NotNowError, TrialRunner
-from hpctrain.tune.slots import TrialSlots
+from hpctrain.tune.slots import NoRoomLeftError, TrialSlots
 from hpctrain.tune.sweep_lines import describe_values
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trials import ChangeTrial, Trials
@@ -71,6 +71,9 @@ class Starts:
             except NotNowError as error:
                 self._put_off(trial, str(error))
                 return
+            except NoRoomLeftError as error:
+                self._queue.hold_back(trial, str(error))
+                self._show(f"{trial.trial_id} waits for another job: {error}")
             except HpctrainError as error:
                 self._slots.give_back(trial.trial_id)
                 if not self._has_begun and isinstance(error, ConfigError):

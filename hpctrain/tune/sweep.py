@@ -255,6 +255,8 @@ class Sweep:
         self._stops.enforce(self._trials.at_work)
         is_waited_for = self._trials.waiting or not self._queue.is_empty
         if self._trials.at_work or (not self.reason and is_waited_for):
+            if not self._trials.at_work:
+                self._cut_off = self._cut_off or self._queue.why_held_back
             return True
         self.reason = self.reason or self._queue.why_empty
         return False
@@ -307,13 +309,6 @@ class Sweep:
     def _take_end(self, trial: Trial, end: End) -> None:
         is_to_end = (was_stopping := trial.state is TrialState.STOPPING) or end.is_for_good
         self._starts.leave_out(end.lost_nodes)
-        if (end.is_cut_off or end.is_orphaned) and not is_to_end:
-            self._set_aside(trial)
-            if not trial.state.is_final:
-                self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
-            if end.is_cut_off and not end.lost_nodes:
-                self._cut_off = f"{trial.trial_id} was stopped for the end of its job"
-            return
         if end.is_for_all and not is_to_end and not any(t.reports for t in self.trials.values()):
             self._set_aside(trial)
             if self._is_interrupted:
@@ -322,6 +317,13 @@ class Sweep:
                 f"{trial.trial_id}: {end.reason} All trials would fail like this one: no more are "
                 f"begun, and the others are stopped."
             )
+        if (end.is_cut_off or end.is_orphaned) and not is_to_end:
+            self._set_aside(trial)
+            if not trial.state.is_final:
+                self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
+            if end.is_cut_off and not end.lost_nodes:
+                self._cut_off = f"{trial.trial_id} was stopped for the end of its job"
+            return
         lack = self._metrics.explain_end(trial, end)
         if (end.failed or lack) and not was_stopping:
             self._fail(trial, lack or end.reason)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain import Result
+from hpctrain import Result, RunStoppedError
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import RunStatus, read_status
@@ -438,6 +438,58 @@ assert not results.errors, results.errors
     assert trials[names[1]].slot.nodes.keys().isdisjoint(lost)
     attempts = [len(Result.from_path(tmp_path / "sweep" / name).attempts) for name in names]
     assert attempts == [1, 2, 1]
+
+
+ON_TWO_NODES = """
+where = str(FOLDER / "sweep")
+trainer = DataParallelTrainer(goes_on)
+if tune.Tuner.can_restore(where):
+    tuner = tune.Tuner.restore(where, trainer)
+else:
+    tuner = tune.Tuner(
+        DataParallelTrainer(
+            goes_on,
+            scaling_config=ScalingConfig(num_workers=2, slurm=SlurmConfig(nodes=2)),
+        ),
+        param_space={"train_loop_config": {"x": tune.grid_search([1, 2])}},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=run_config(failure_config=FailureConfig(node_timeout_s=5)),
+    )
+results = tuner.fit()
+assert not results.errors and len(results) == 2, results.errors
+"""
+
+
+def test_trials_that_the_nodes_left_do_not_hold_go_on_in_another_job(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    if virtual_slurm.spec.mode != "namespaces":
+        pytest.skip("nodes have no power of their own")
+    first = RunPaths(tmp_path / "sweep" / "trial_00000")
+    try:
+        with sweeping(virtual_slurm, tmp_path, ON_TWO_NODES, "--no-kill", nodes=2) as process:
+            wait_until(
+                lambda: [*first.checkpoints.glob("0*")], lambda: printed(tmp_path), process=process
+            )
+            node = max(record(tmp_path).trials["trial_00000"].slot.nodes)
+            virtual_slurm.power_off(node)
+            # So that a job script with a chain submits the next one.
+            assert process.wait(TIMEOUT_S) == RunStoppedError.exit_code, printed(tmp_path)
+        assert f"(1 more are lost: {node}: " in printed(tmp_path)
+        assert record(tmp_path).trials["trial_00000"].state.value == "PENDING"
+        assert record(tmp_path).ended is None
+        (tmp_path / "go").touch()
+        with sweeping(virtual_slurm, tmp_path, ON_TWO_NODES, nodes=2) as process:
+            assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
+    finally:
+        virtual_slurm.power_on(node)
+        virtual_slurm.wait_for_state(node, "idle")
+    trials = record(tmp_path).trials
+    assert [trial.state.value for trial in trials.values()] == 2 * ["TERMINATED"]
+    result = Result.from_path(first.root)
+    assert len(result.attempts) == 2
+    steps = [metrics["step"] for metrics in result.metrics_history]
+    assert steps == list(range(len(steps))), "it goes on from its checkpoint"
 
 
 STARTS_ON_A_DEAD_NODE = """

@@ -12,6 +12,7 @@ from hpctrain import RunStoppedError
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.runner import End, Look
+from hpctrain.tune.slots import Need
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.trial import Trial
 from tests.tune.test_sweep import FakeRunner, Script, make_sweep, states
@@ -76,13 +77,63 @@ def test_the_last_trial_is_not_taken_for_ended_when_its_job_ends(tmp_path: Path)
         make(runner, tmp_path, num_samples=1).run()
 
 
-def test_a_trial_that_no_node_is_left_for_fails_and_the_sweep_ends(tmp_path: Path) -> None:
+def test_trials_that_no_node_is_left_for_go_on_in_another_job(tmp_path: Path) -> None:
     runner = Breaking()
     runner.broken = {"n0": "silent", "n1": "silent"}
     sweep = make(runner, tmp_path, nodes=2, num_samples=3)
-    sweep.run()
-    assert set(states(sweep)) == {"ERROR"}
-    assert "the 0 nodes of this allocation (2 more are lost)" in sweep.trials["trial_00000"].reason
+    with pytest.raises(RunStoppedError) as caught:
+        sweep.run()
+    assert str(caught.value) == (
+        "the sweep stopped because trial_00000 needs 1 worker with 1 CPU each: the 0 nodes of "
+        "this allocation (2 more are lost: n0: silent; n1: silent) hold none of them when they are "
+        "empty."
+    )
+    record = read_record(SweepPaths(root=tmp_path))
+    assert {trial.state.value for trial in record.trials.values()} == {"PENDING"}
+    assert record.ended is None
+
+
+class Sized(Breaking):
+    """Every second trial needs two nodes."""
+
+    def need_of(self, trial: Trial) -> Need:
+        workers = 1 + int(trial.trial_id[-1]) % 2
+        return Need(cpus=workers, workers=workers, num_nodes=workers)
+
+
+def test_what_still_fits_on_the_nodes_that_are_left_goes_on(tmp_path: Path) -> None:
+    runner = Sized()
+    runner.broken = {"n1": "silent"}
+    sweep = make(runner, tmp_path, nodes=2, num_samples=4)
+    with pytest.raises(RunStoppedError, match="trial_00001 needs 2 workers with 1 CPU each on 2"):
+        sweep.run()
+    # Those behind it that are not made yet are made by the next job.
+    assert states(sweep) == ["TERMINATED", "PENDING"]
+
+
+def test_a_last_node_that_cannot_be_used_any_more_fails_no_trial(tmp_path: Path) -> None:
+    """Trials have reported before, so that the place was not always wrong."""
+
+    class Full(Breaking):
+        def look(self, trial: Trial) -> Look:
+            if trial.trial_id < "trial_00002":
+                return super().look(trial)
+            del self.at_work[trial.trial_id]
+            lost = dict.fromkeys(trial.slot.nodes, "/scratch is full")
+            end = End(
+                failed=True,
+                was_stopped=False,
+                is_for_all=True,
+                is_cut_off=True,
+                lost_nodes=lost,
+                reason="no node of this job can be used.",
+            )
+            return Look(end=end)
+
+    sweep = make(Full(), tmp_path, nodes=1, num_samples=5)
+    with pytest.raises(RunStoppedError, match="1 more are lost: n0: /scratch is full"):
+        sweep.run()
+    assert states(sweep) == ["TERMINATED", "TERMINATED", "PENDING"]
 
 
 def test_the_end_of_the_job_stops_all_trials_so_that_they_go_on_in_another(tmp_path: Path) -> None:

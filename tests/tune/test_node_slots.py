@@ -12,7 +12,7 @@ import pytest
 from hpctrain import ConfigError, ScalingConfig
 from hpctrain.config import SlurmConfig
 from hpctrain.tune.node_slots import NodeShare, NodeSlots, need_on_nodes
-from hpctrain.tune.slots import Need, Slot
+from hpctrain.tune.slots import Need, NoRoomLeftError, Slot
 
 FOUR = {f"node{i}": NodeShare(cpus=4, gpus=4) for i in range(1, 5)}
 
@@ -39,6 +39,13 @@ def used(running: Mapping[str, tuple[Need, Slot]], node: str) -> tuple[int, int,
         sum(need.gpus_each * count for need, count in counts),
         sum(need.mem_bytes_each * count for need, count in counts),
     )
+
+
+def holds(slots: NodeSlots, need: Need) -> bool:
+    try:
+        return slots.take("alone", need) is not None
+    except ConfigError:
+        return False
 
 
 def test_nothing_is_given_twice_and_nothing_is_lost_whatever_comes_and_goes(
@@ -70,8 +77,10 @@ def test_nothing_is_given_twice_and_nothing_is_lost_whatever_comes_and_goes(
             need, name = draw_need(rng), f"t{step}"
             try:
                 alone = fresh(nodes, lost, most).take(name, need)
-            except ConfigError:
-                with pytest.raises(ConfigError):
+            except (ConfigError, NoRoomLeftError):
+                # Only what would fit without a loss waits for other nodes.
+                is_held = holds(fresh(nodes, set(), most), need)
+                with pytest.raises(NoRoomLeftError if is_held else ConfigError):
                     slots.take(name, need)
                 continue
             assert alone is not None, "it is refused, or fits alone"
@@ -205,7 +214,7 @@ def test_spare_nodes_are_refused() -> None:
         need_on_nodes(ScalingConfig(slurm=SlurmConfig(spare_nodes=1)))
 
 
-def test_a_lost_node_is_left_out_and_what_no_longer_fits_is_refused() -> None:
+def test_a_lost_node_is_left_out_and_what_no_longer_fits_waits_for_others() -> None:
     slots = NodeSlots({"a": NodeShare(cpus=2), "b": NodeShare(cpus=2)})
     slots.keep("old", Need(cpus=2), Slot(nodes={"a": 1}))
     assert slots.take("t", Need(cpus=4, workers=2)) is None
@@ -213,8 +222,12 @@ def test_a_lost_node_is_left_out_and_what_no_longer_fits_is_refused() -> None:
     assert not slots.fits(Need(cpus=1))
     slots.give_back("old")
     assert slots.fits(Need(cpus=1))
-    with pytest.raises(ConfigError, match=r"the 1 nodes of this allocation \(1 more are lost\)"):
+    with pytest.raises(
+        NoRoomLeftError, match=r"1 nodes of this allocation \(1 more are lost: b: s"
+    ):
         slots.take("t", Need(cpus=4, workers=2, num_nodes=2))
+    with pytest.raises(ConfigError, match="on 3 nodes"):
+        slots.take("t", Need(cpus=6, workers=3, num_nodes=3))
 
 
 def test_what_runs_in_another_allocation_takes_nothing_of_this_one() -> None:
