@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.errors import (
@@ -17,6 +17,7 @@ from hpctrain.log import log
 from hpctrain.tune.adoption import replay, settle
 from hpctrain.tune.decisions import Decisions
 from hpctrain.tune.failures import describe_failure
+from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
 from hpctrain.tune.metric_check import MetricCheck
@@ -28,7 +29,7 @@ from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.starts import Starts
-from hpctrain.tune.stops import Stops, StopTimes
+from hpctrain.tune.stops import Stops
 from hpctrain.tune.sweep_lines import describe_end, explain_silence
 from hpctrain.tune.sweep_rules import SweepRules
 from hpctrain.tune.transfers import Transfers
@@ -36,6 +37,7 @@ from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trials import Trials
 
 _POLL_S = 0.1
+_NO_INTERRUPTIONS = Interruptions()
 
 
 class Sweep:
@@ -59,17 +61,8 @@ class Sweep:
         What else ends them.
     show
         Is sent a line when a trial begins or ends.
-    why_leave
-        Returns why the sweep is to stop, and to go on later: the job of this process is about to
-        end, or a person has asked for it; empty as long as it is not.
-    find_stopped
-        Returns the names of the trials that a person has stopped for good.
-    is_urgent
-        Returns whether runs are to end at once when the sweep stops.
-    stop_times
-        Returns how long trials are waited for, given the seconds that they have if nothing presses.
-    check_hold
-        Raises SupersededError if another process runs the sweep by now.
+    interruptions
+        What may stop it from outside.
     clock
         Of the time that passes.
     """
@@ -85,11 +78,7 @@ class Sweep:
         ledger: SweepLedger,
         rules: SweepRules,
         show: Callable[[str], None] = lambda line: None,
-        why_leave: Callable[[], str] = lambda: "",
-        find_stopped: Callable[[], Collection[str]] = lambda: (),
-        is_urgent: Callable[[], bool] = lambda: False,
-        stop_times: Callable[[float], StopTimes] = StopTimes.of,
-        check_hold: Callable[[], None] = lambda: None,
+        interruptions: Interruptions = _NO_INTERRUPTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reason = ""
@@ -119,9 +108,7 @@ class Sweep:
         )
         self._runner, self._slots, self._metrics = runner, slots, MetricCheck(rules.metrics)
         self._rules, self._show, self._clock = rules, show, clock
-        self._why_leave, self._cut_off = why_leave, ""
-        self._find_stopped, self._is_urgent = find_stopped, is_urgent
-        self._check_hold, self._stop_times = check_hold, stop_times
+        self._interruptions, self._cut_off = interruptions, ""
         self._error: HpctrainError | None = None
         self._has_ended = False
         self._is_interrupted = False
@@ -159,7 +146,7 @@ class Sweep:
                 # Nothing begins only to be stopped.
                 self._spend_budget()
             while self._step():
-                if why := self._cut_off or self._why_leave():
+                if why := self._cut_off or self._interruptions.why_leave():
                     self.reason = why
                     raise RunStoppedError(f"the sweep stopped because {why}.")
                 if self._clock() >= deadline and not self.reason:
@@ -235,7 +222,7 @@ class Sweep:
 
     def _step(self) -> bool:
         """Do what is to be done now; return whether there is more to come."""
-        self._check_hold()
+        self._interruptions.check_hold()
         self._end_stopped()
         if not self.reason:
             self._starts.start_what_fits()
@@ -262,16 +249,20 @@ class Sweep:
         return False
 
     def _end_stopped(self) -> None:
-        """End the trials that a person has stopped; a run that goes on is asked to stop."""
-        for trial_id in self._find_stopped():
-            trial = self.trials.get(trial_id)
-            if trial is None or trial.state.is_final or trial.state is TrialState.STOPPING:
-                continue
-            if trial in self._trials.at_work:
-                self._decisions.stop(trial, REASON)
-            else:
-                self._end(trial, REASON, was_stopped=True)
-                self._show(f"{trial_id} {describe_end(trial)}")
+        """End the trials that a person has stopped."""
+        for trial_id in self._interruptions.find_stopped():
+            if (trial := self.trials.get(trial_id)) is not None:
+                self._stop_for_good(trial, REASON)
+
+    def _stop_for_good(self, trial: Trial, reason: str) -> None:
+        """End a trial, unless it has ended; a run that goes on is asked to stop."""
+        if trial.state.is_final or trial.state is TrialState.STOPPING:
+            return
+        if trial in self._trials.at_work:
+            self._decisions.stop(trial, reason)
+        else:
+            self._end(trial, reason, was_stopped=True)
+            self._show(f"{trial.trial_id} {describe_end(trial)}")
 
     def _take_report(self, trial: Trial, report: Report) -> None:
         is_old = report.number <= trial.reports and report.attempt <= trial.attempt
@@ -300,11 +291,7 @@ class Sweep:
         for trial_id in self._learners.take_stops():
             trial = self.trials[trial_id]
             reason = f"stopped by the scheduler after report {trial.reports}"
-            if trial in self._trials.waiting:
-                self._end(trial, reason, was_stopped=True)
-                self._show(f"{trial.trial_id} {describe_end(trial)}")
-            elif trial.state in (TrialState.RUNNING, TrialState.PAUSING):
-                self._decisions.stop(trial, reason)
+            self._stop_for_good(trial, reason)
 
     def _take_end(self, trial: Trial, end: End) -> None:
         is_to_end = (was_stopping := trial.state is TrialState.STOPPING) or end.is_for_good
@@ -390,9 +377,9 @@ class Sweep:
         self.reason, self._queue.is_closed = self.reason or "interrupted", True
         if at_work := self._trials.at_work:
             self._show(f"stopping {len(at_work)} trials{hint}")
-        times = self._stop_times(self._rules.stop_patience_s)
+        times = self._interruptions.stop_times(self._rules.stop_patience_s)
         give_up_at = self._clock() + times.give_up_s
-        self._stops.leave(at_work, times, now=self._is_urgent())
+        self._stops.leave(at_work, times, now=self._interruptions.is_urgent())
         while self._trials.at_work:
             # Some may have ended while others were waited for.
             is_last = self._clock() >= give_up_at

@@ -22,6 +22,7 @@ from hpctrain.rundir.files import remove_unfinished
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.existing_sweep import refuse_existing
+from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.job_end import JobEnd
 from hpctrain.tune.ledger import (
     SweepLedger,
@@ -147,11 +148,13 @@ class Tuner:
                 ledger=SweepLedger(paths=paths),
                 rules=replace(plan.rules, spent_s=spent_s),
                 show=self._show,
-                why_leave=lambda: job_end.why() or person.why(),
-                find_stopped=person.trials,
-                is_urgent=lambda: person.is_now,
-                stop_times=job_end.stop_times,
-                check_hold=life.check,
+                interruptions=Interruptions(
+                    why_leave=lambda: job_end.why() or person.why(),
+                    find_stopped=person.trials,
+                    is_urgent=lambda: person.is_now,
+                    stop_times=job_end.stop_times,
+                    check_hold=life.check,
+                ),
             )
             self._write_code(paths, record, plan.sharing)
             with interrupts_of_sweep(sweep, runner, how_to_go_on):

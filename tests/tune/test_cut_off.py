@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain import RunStoppedError
+from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.runner import End, Look
@@ -150,7 +151,9 @@ def test_the_end_of_the_job_stops_all_trials_so_that_they_go_on_in_another(tmp_p
 def test_a_notice_of_the_end_of_the_job_stops_all_trials(tmp_path: Path) -> None:
     runner = Breaking({f"trial_0000{i}": Script(hangs=True) for i in range(3)})
     sweep = make(runner, tmp_path)
-    sweep._why_leave = lambda: "its time limit ends" if runner.now >= 3 else ""
+    sweep._interruptions = Interruptions(
+        why_leave=lambda: "its time limit ends" if runner.now >= 3 else ""
+    )
     with pytest.raises(RunStoppedError, match="the sweep stopped because its time limit ends"):
         sweep.run()
     assert sorted(runner.asked) == ["trial_00000", "trial_00001", "trial_00002"]

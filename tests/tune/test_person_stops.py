@@ -17,6 +17,7 @@ from hpctrain.cli.main import app
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.overview import read_overview
 from hpctrain.tune.person_stops import REASON, PersonStops, mark_stopped, request_stop
@@ -49,7 +50,8 @@ def test_a_trial_that_waits_ends_without_running_once_more(
         runner.start(trial)
         runner.stop(trial)
         runner.started.clear()
-    sweep._find_stopped = PersonStops(SweepPaths(root=tmp_path)).trials
+    person = PersonStops(SweepPaths(root=tmp_path))
+    sweep._interruptions = Interruptions(find_stopped=person.trials)
     sweep.run()
     assert not runner.started
     assert states(sweep) == ["TERMINATED"]
@@ -63,7 +65,9 @@ def test_a_trial_that_was_stopped_the_moment_it_began_stops_too(tmp_path: Path) 
     runner = FakeRunner({"trial_00000": Script(hangs=True)}, capacity=1)
     sweep = make_sweep(runner, tmp_path, num_samples=2)
     # The mark was not there yet when the trial was begun.
-    sweep._find_stopped = lambda: ["trial_00000", "trial_00099"] if runner.started else []
+    sweep._interruptions = Interruptions(
+        find_stopped=lambda: ["trial_00000", "trial_00099"] if runner.started else []
+    )
     sweep.run()
     assert runner.asked == ["trial_00000"]
     assert states(sweep) == ["TERMINATED", "TERMINATED"]
@@ -79,7 +83,7 @@ def test_a_sweep_stops_with_all_its_trials_which_a_restored_one_resumes(
     runner = FakeRunner(scripts)
     sweep = make_sweep(runner, tmp_path, num_samples=3)
     person = PersonStops(paths)
-    sweep._why_leave, sweep._is_urgent = person.why, lambda: person.is_now
+    sweep._interruptions = Interruptions(why_leave=person.why, is_urgent=lambda: person.is_now)
     request_stop(paths, now=now)
     with pytest.raises(RunStoppedError, match="because hpctrain tune stop asked for it"):
         sweep.run()

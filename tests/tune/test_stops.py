@@ -18,6 +18,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status, write_status
 from hpctrain.tune import local_runner
+from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.stops import StopTimes
@@ -52,8 +53,10 @@ def test_without_an_end_of_the_job_a_trial_that_was_ended_has_as_long_again() ->
 def leaving(runner: FakeRunner, root: Path, *, job_ends: float) -> Sweep:
     """Return a sweep that is to leave its job from the third moment on."""
     sweep = make_sweep(runner, root, stop_patience_s=PATIENCE_S)
-    sweep._why_leave = lambda: "the time limit of job 7 ends" if runner.now >= 3 else ""
-    sweep._stop_times = lambda patience_s: StopTimes.of(patience_s, job_ends - runner.now)
+    sweep._interruptions = Interruptions(
+        why_leave=lambda: "the time limit of job 7 ends" if runner.now >= 3 else "",
+        stop_times=lambda patience_s: StopTimes.of(patience_s, job_ends - runner.now),
+    )
     return sweep
 
 
@@ -112,9 +115,11 @@ def test_several_that_hang_are_ended_together_before_their_job_ends(
     slow = Script(values=[1.0], hangs=True, ignores_stop=True)
     runner = Slow(dict.fromkeys(names, slow), capacity=5)
     sweep = make_sweep(runner, tmp_path, num_samples=5, stop_patience_s=PATIENCE_S)
-    sweep._why_leave = lambda: "the time limit of job 7 ends" if runner.now >= 3 else ""
-    sweep._stop_times = lambda patience_s: StopTimes.of(patience_s, 123 - runner.now)
-    sweep._is_urgent = lambda: is_urgent
+    sweep._interruptions = Interruptions(
+        why_leave=lambda: "the time limit of job 7 ends" if runner.now >= 3 else "",
+        stop_times=lambda patience_s: StopTimes.of(patience_s, 123 - runner.now),
+        is_urgent=lambda: is_urgent,
+    )
     with pytest.raises(RunStoppedError):
         sweep.run()
     assert runner.ended == names

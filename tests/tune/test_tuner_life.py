@@ -20,6 +20,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
 from hpctrain.tune import local_runner, tuner_life
+from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.place import held
@@ -159,7 +160,7 @@ def test_a_tuner_that_was_taken_for_dead_leaves_the_trials_to_the_other(tmp_path
         if runner.now > 3:
             raise SupersededError("another tuner")
 
-    sweep._check_hold = check
+    sweep._interruptions = Interruptions(check_hold=check)
     with pytest.raises(SupersededError):
         sweep.run()
     assert not runner.asked
