@@ -6,12 +6,14 @@ import os
 import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from hpctrain import timeouts
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.settle import read_settled_status
+from hpctrain.log import log
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_same_file
@@ -149,6 +151,37 @@ def await_process(paths: RunPaths, status: RunStatus, *, was_there: bool, patien
         _await_executor(status, patience_s)
     how = "it was ended by hpctrain cancel --now" if was_there else "its executor is gone"
     return record_end(paths, how)
+
+
+def end_processes(runs: Iterable[RunPaths], *, patience_s: float) -> None:
+    """End the executors of some runs, all at the same time. Not collective.
+
+    What goes wrong with one of them is logged.
+
+    Parameters
+    ----------
+    patience_s
+        Seconds for which their ends are waited for, all together.
+    """
+    deadline, signalled = time.monotonic() + patience_s, []
+    for paths in runs:
+        with _warned():
+            status = read_status(paths)
+            if status is not None and not status.state.is_final:
+                signalled.append((paths, status, signal_process(paths, status)))
+    for paths, status, was_there in signalled:
+        left_s = max(deadline - time.monotonic(), 0.0)
+        with _warned():
+            await_process(paths, status, was_there=was_there, patience_s=left_s)
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """Log what goes wrong with one of several runs."""
+    try:
+        yield
+    except (HpctrainError, OSError) as error:
+        log(f"warning: {error}")
 
 
 def end_executor(paths: RunPaths, status: RunStatus) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.base_trainer import BaseTrainer
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import ConfigError
 from hpctrain.launch.background import RunSlot
-from hpctrain.launch.cancel import await_process, record_end, request_stop, signal_process
+from hpctrain.launch.cancel import end_processes, record_end, request_stop
 from hpctrain.launch.executor_template import ExecutorTemplate
 from hpctrain.launch.fit import prepare, submit_prepared
 from hpctrain.launch.life import LifeTest, job_is_alive
@@ -306,17 +306,7 @@ class LocalRunner:
         patience_s
             Seconds for which their ends are waited for, all together.
         """
-        deadline, signalled = time.monotonic() + patience_s, []
-        for trial in trials:
-            paths = self._watch(trial).paths
-            with _warned():
-                status = read_status(paths)
-                if status is not None and not status.state.is_final:
-                    signalled.append((paths, status, signal_process(paths, status)))
-        for paths, status, was_there in signalled:
-            left_s = max(deadline - time.monotonic(), 0.0)
-            with _warned():
-                await_process(paths, status, was_there=was_there, patience_s=left_s)
+        end_processes([self._watch(trial).paths for trial in trials], patience_s=patience_s)
 
     def describe_left(self, trials: Sequence[Trial]) -> str:
         """Return which trials still run when the tuner ends, for its last line. Not collective."""
@@ -388,15 +378,6 @@ class LocalRunner:
             paths = RunPaths(self._run_of(trial.trial_id))
             watch = self._watches[trial.trial_id] = Watch.of(paths, self._make_life)
         return watch
-
-
-@contextmanager
-def _warned() -> Iterator[None]:
-    """Log what goes wrong with one of several trials."""
-    try:
-        yield
-    except (HpctrainError, OSError) as error:
-        log(f"warning: {error}")
 
 
 def _stop_mark(paths: RunPaths) -> Path:

@@ -14,10 +14,10 @@ import pytest
 
 from hpctrain import ConfigError, RunStoppedError
 from hpctrain.execute.process import process_start_time
+from hpctrain.launch import cancel
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status, write_status
-from hpctrain.tune import local_runner
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.local_runner import LocalRunner
@@ -187,8 +187,8 @@ def test_executors_that_stay_share_the_time_that_they_are_waited_for(
         now[0] += patience_s
         raise ConfigError("it still runs")
 
-    monkeypatch.setattr(local_runner, "signal_process", lambda *_: True)
-    monkeypatch.setattr(local_runner, "await_process", wait)
+    monkeypatch.setattr(cancel, "signal_process", lambda *_: True)
+    monkeypatch.setattr(cancel, "await_process", wait)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for trial in trials:
         running(RunPaths(tmp_path / trial.trial_id))
