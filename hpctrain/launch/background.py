@@ -31,7 +31,7 @@ from hpctrain.execute.stored_executor import stored_executor
 from hpctrain.execute.supervisor import report_end
 from hpctrain.execute.tuner_socket import ExecutorEnd, TunerEnd, make_pair
 from hpctrain.launch.executor_template import ExecutorTemplate
-from hpctrain.launch.here import warnings_of_slurm
+from hpctrain.launch.job_signals import warnings_of_slurm
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.own_files import open_log
@@ -165,7 +165,7 @@ def run_in_background(
             if has_slot:
                 executor.recorder.tuner = tuner = ExecutorEnd(to_tuner)
                 stack.callback(tuner.close)
-            with warnings_of_slurm(executor):
+            with warnings_of_slurm(executor.signals.append):
                 executor.run()
     except BaseException as error:
         return report_end(error)

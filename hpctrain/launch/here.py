@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 from hpctrain.errors import RunStoppedError
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.rank_forks import RankForks
 from hpctrain.launch.follow import Follower
 from hpctrain.launch.interrupt import explain_interrupt
+from hpctrain.launch.job_signals import warnings_of_slurm
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.plan.resources import Placement
@@ -45,7 +43,7 @@ def run_here(submission: Submission, fork_server: RankForks | None) -> None:
     follower = Follower(request.paths, verbose=verbose) if verbose else None
     try:
         with (
-            warnings_of_slurm(executor) if submission.plan.in_job else nullcontext(),
+            warnings_of_slurm(executor.signals.append) if submission.plan.in_job else nullcontext(),
             follower.in_background() if follower else nullcontext(),
         ):
             ended = executor.run()
@@ -71,25 +69,3 @@ def _warn_of_few_cpus(placement: Placement) -> None:
             f"{available} CPU{'s' * (available > 1)} of this machine, and slow each other down."
             f"{way_out}"
         )
-
-
-@contextmanager
-def warnings_of_slurm(executor: Executor) -> Iterator[None]:
-    """Take a signal that would end this process for a warning, as in ``--signal=B:USR1@60``.
-
-    The batch shell gets it, and a script that ends with ``exec python train.py`` is that shell.
-    """
-    # Python lets no other thread take signals.
-    may_take = threading.current_thread() is threading.main_thread()
-    taken = [
-        number
-        for number in (signal.SIGUSR1, signal.SIGUSR2)
-        if may_take and signal.getsignal(number) is signal.SIG_DFL
-    ]
-    for number in taken:
-        signal.signal(number, lambda n, _: executor.signals.append(signal.Signals(n).name))
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)

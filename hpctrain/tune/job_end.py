@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpctrain import environ
 from hpctrain.execute.time_limit import TimeLimit
+from hpctrain.launch.job_signals import warnings_of_slurm
 from hpctrain.slurm_config import SlurmConfig
 from hpctrain.tune.stops import StopTimes
 
@@ -50,29 +50,11 @@ class JobEnd:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Notice the end for the time of the block. Not collective."""
-        if environ.variable("SLURM_JOB_ID") is not None:
-            # As that of a run that a person's own job script starts.
-            self._time_limit = TimeLimit(notice_s=SlurmConfig().notice_s)
-            self._time_limit.begin()
-        with self._taken():
+        if environ.variable("SLURM_JOB_ID") is None:
             yield
-
-    @contextmanager
-    def _taken(self) -> Iterator[None]:
-        """Take the signals that would end this process, in a job."""
-        # Python lets no other thread take signals.
-        may_take = threading.current_thread() is threading.main_thread()
-        taken = [
-            number
-            for number in _SIGNALS
-            if may_take
-            and self._time_limit is not None
-            and signal.getsignal(number) is signal.SIG_DFL
-        ]
-        for number in taken:
-            signal.signal(number, lambda n, _: self._signals.append(signal.Signals(n).name))
-        try:
+            return
+        # As that of a run that a person's own job script starts.
+        self._time_limit = TimeLimit(notice_s=SlurmConfig().notice_s)
+        self._time_limit.begin()
+        with warnings_of_slurm(self._signals.append, signals=_SIGNALS):
             yield
-        finally:
-            for number in taken:
-                signal.signal(number, signal.SIG_DFL)
