@@ -304,11 +304,6 @@ class VirtualCluster:
         """Take the power from a compute node: its processes are gone without a message.
 
         Slurm notices after some seconds (see `wait_for_state`). Only in mode ``namespaces``.
-
-        Parameters
-        ----------
-        node
-            A compute node.
         """
         self.parts.machines(node).power_off(node)
 
@@ -316,11 +311,6 @@ class VirtualCluster:
         """Boot a compute node and start its slurmd; Slurm takes it back by itself.
 
         Only in mode ``namespaces``.
-
-        Parameters
-        ----------
-        node
-            A compute node.
         """
         machines = self.parts.machines(node)
         if self.parts.is_on(node):
@@ -329,43 +319,19 @@ class VirtualCluster:
         self.parts.slurmd(node).start()
 
     def unplug(self, node: str) -> None:
-        """Cut the network of a compute node. Only in mode ``namespaces``.
-
-        Parameters
-        ----------
-        node
-            A compute node.
-        """
+        """Cut the network of a compute node. Only in mode ``namespaces``."""
         self.parts.machines(node).unplug(node)
 
     def plug(self, node: str) -> None:
-        """Restore the network of a compute node. Only in mode ``namespaces``.
-
-        Parameters
-        ----------
-        node
-            A compute node.
-        """
+        """Restore the network of a compute node. Only in mode ``namespaces``."""
         self.parts.machines(node).plug(node)
 
     def kill_slurmd(self, node: str) -> None:
-        """Kill only the slurmd of a node; the tasks of its jobs live on.
-
-        Parameters
-        ----------
-        node
-            A compute node.
-        """
+        """Kill only the slurmd of a node; the tasks of its jobs live on."""
         self.parts.slurmd(node).kill()
 
     def start_slurmd(self, node: str) -> None:
-        """Start the slurmd of a node again.
-
-        Parameters
-        ----------
-        node
-            A compute node.
-        """
+        """Start the slurmd of a node again."""
         self.parts.slurmd(node).start()
 
     def kill_controller(self) -> None:
