@@ -1,4 +1,4 @@
-"""Names of metrics: the only module that interprets a name such as ``val/loss``.
+"""Names and numbers of metrics: the only module that interprets a name such as ``val/loss``.
 
 Retention, the stop rule, `hpctrain.Result` and early stopping all look up metrics here.
 """
@@ -69,6 +69,25 @@ def has_metric(metrics: Mapping[str, Any], name: str) -> bool:
     return find_metric(metrics, name, _MISSING) is not _MISSING
 
 
+def is_number(value: object) -> bool:
+    """Return whether the value of a metric is a number, NaN included; true is none. Pure."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_float(value: float) -> float:
+    """Return a number as a float; an integer that is too large for one is infinite. Pure."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def as_finite(value: float) -> float | None:
+    """Return a number as a float; None if that is not finite. Pure."""
+    number = as_float(value)
+    return number if math.isfinite(number) else None
+
+
 def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return the metric of a name if it is a number, NaN included. Not collective."""
     value = find_metric(metrics, name)
@@ -86,10 +105,8 @@ def find_float(metrics: Mapping[str, Any], name: str) -> float | None:
 
     Not collective. An integer has no largest value.
     """
-    try:
-        return None if (value := find_score(metrics, name)) is None else float(value)
-    except OverflowError:
-        return None
+    value = find_number(metrics, name)
+    return None if value is None else as_finite(value)
 
 
 def find_score_of(metrics: Mapping[str, Any], name: str, *, report: int) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpctrain.metric_names import as_float, is_number
 from hpctrain.rundir.display import flatten, format_value
 
 MOST_POINTS = 2000
@@ -77,14 +78,13 @@ def read_metrics(reports: Iterable[Mapping[str, Any]]) -> Metrics:
     texts: dict[str, str] = {}
     for report in reports:
         for name, value in flatten(report["metrics"]):
-            number = _as_number(value)
-            if number is None:
+            if not is_number(value):
                 texts[name] = format_value(value, longest=200)
                 continue
             if (curve := curves.get(name)) is None:
                 curve = curves[name] = Curve(name=name)
             curve.reports.append(report["report"])
-            curve.values.append(number)
+            curve.values.append(as_float(value))
     return Metrics(curves=tuple(curves.values()), texts=texts)
 
 
@@ -135,13 +135,3 @@ def _extremes(y: Sequence[float], places: range) -> set[int]:
     if len(finite) < len(places):
         found.add(next(n for n in places if not math.isfinite(y[n])))
     return found
-
-
-def _as_number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        # An integer of hundreds of digits.
-        return math.inf if value > 0 else -math.inf

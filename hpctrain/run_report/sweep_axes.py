@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.metric_names import as_finite, is_number
 from hpctrain.rundir.display import shorten
 
 _LOGARITHMIC_FROM = 100.0
@@ -44,9 +45,9 @@ def make_axis(name: str, values: Sequence[Any]) -> Axis:
         None for a trial that has none.
     """
     present = [value for value in values if value is not None]
-    if not all(_is_number(value) for value in present):
+    if not all(is_number(value) for value in present):
         return _categories(name, values)
-    numbers = [None if value is None else _finite(value) for value in values]
+    numbers = [None if value is None else as_finite(value) for value in values]
     finite = [number for number in numbers if number is not None]
     if not finite:
         return Axis(name=name, scale="linear", ticks=(), positions=(None,) * len(values))
@@ -101,18 +102,6 @@ def _categories(name: str, values: Sequence[Any]) -> Axis:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _finite(value: float) -> float | None:
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        # An integer of hundreds of digits.
-        return None
 
 
 def _decades(begin: float, end: float) -> list[int]:

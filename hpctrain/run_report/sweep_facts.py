@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.metric_names import find_number
+from hpctrain.metric_names import as_float, find_number, is_number
 from hpctrain.run_report.curves import Curve
 from hpctrain.rundir.display import flatten
 from hpctrain.rundir.paths import RunPaths
@@ -201,7 +201,7 @@ def _facts(
         value = None if metric is None else find_number(report["metrics"], metric)
         if value is not None:
             curve.reports.append(report["report"])
-            curve.values.append(_as_float(value))
+            curve.values.append(as_float(value))
             times.append(report["time"])
     return TrialFacts(
         trial=trial,
@@ -221,17 +221,9 @@ def _mode(record: SweepRecord) -> str | None:
 
 def _first_number(reports: Sequence[Mapping[str, Any]]) -> str | None:
     for name, value in flatten(reports[-1]["metrics"]) if reports else ():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if is_number(value):
             return name
     return None
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        # An integer of hundreds of digits.
-        return math.inf if value > 0 else -math.inf
 
 
 _ENDS = ("trial-ended", "trial-failed", "trial-interrupted")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from hpctrain.metric_names import as_finite, is_number
 from hpctrain.rundir.display import flatten, format_value, shorten
 
 _MAX_CURVES = 4
@@ -72,21 +73,10 @@ def _curves(
         if (len(history) - index) % stride:
             continue
         for metric, value in flatten(metrics):
-            y = _as_number(value)
+            y = as_finite(value) if is_number(value) else None
             if y is not None:
                 curves.setdefault(metric, []).append((number, y))
     return {metric: points for metric, points in curves.items() if len(points) > 1}
-
-
-def _as_number(value: Any) -> float | None:
-    """Return what can be drawn of a value, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _draw(metric: str, points: Sequence[tuple[int, float]]) -> str:

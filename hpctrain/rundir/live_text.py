@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.host_list import compress_hosts
-from hpctrain.metric_names import find_float
+from hpctrain.metric_names import find_float, is_number
 from hpctrain.rundir.chart import draw_chart
 from hpctrain.rundir.display import (
     flatten,
@@ -218,7 +218,7 @@ def choose_curve(view: LiveView) -> str | None:
     Not collective.
     """
     numbers = [
-        name for name, value in flatten(view.metrics) if _is_number(value) and name.isprintable()
+        name for name, value in flatten(view.metrics) if is_number(value) and name.isprintable()
     ]
     losses = [name for name in numbers if "loss" in name.lower()]
     if losses:
@@ -347,7 +347,3 @@ def _short(number: float) -> str:
 def _number(value: float) -> str:
     is_whole = abs(value) < 1e15 and value == int(value)
     return f"{value:.0f}" if is_whole else format_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

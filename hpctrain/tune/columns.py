@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from hpctrain.metric_names import as_float
 
 _SIGNED = range(-(2**63), 2**63)
 _UNSIGNED = range(2**64)
@@ -87,7 +88,7 @@ def convert(value: Any, kind: Kind) -> Any:
     if kind is Kind.BOOLEAN:
         return value if isinstance(value, bool) else None
     if kind is Kind.NUMBER:
-        return _as_float(value)
+        return as_float(value)
     if isinstance(value, float) or value not in (_SIGNED if kind is Kind.INTEGER else _UNSIGNED):
         return None
     return int(value)
@@ -135,11 +136,3 @@ def name_columns(
 
     of_config = names(config, "config/", "config/")
     return names(metrics, "", "metrics/"), of_config
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        # An integer of hundreds of digits.
-        return math.inf if value > 0 else -math.inf
