@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain import environ
 from hpctrain.callbacks.logger import require_package
 from hpctrain.errors import ConfigError
+from hpctrain.rundir.display import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def _sync_wandb(root: Path, parts: Sequence[Path], timeout_s: float, *, is_over:
     if left := [part for part in waiting if not _marker(part).exists()]:
         text = f"not sent: {len(left)} of {len(waiting)} parts: {said or 'wandb does not say why'}"
         return Outcome(tracker="wandb", text=text, is_sent=False)
-    return Outcome(tracker="wandb", text=f"sent {_count(len(waiting), 'part')}")
+    return Outcome(tracker="wandb", text=f"sent {counted(len(waiting), 'part')}")
 
 
 def _marker(part: Path) -> Path:
@@ -97,7 +98,7 @@ def _sync_comet(archives: Sequence[Path], timeout_s: float) -> Outcome:
         marker.touch()
         sent += 1
     return Outcome(
-        tracker="comet", text=f"sent {_count(sent, 'part')}" if sent else "there already"
+        tracker="comet", text=f"sent {counted(sent, 'part')}" if sent else "there already"
     )
 
 
@@ -110,7 +111,7 @@ def _sync_mlflow(root: Path, uri: str | None) -> Outcome:
     from hpctrain.callbacks.mlflow_copy import copy_file_store
 
     sent = copy_file_store(root, uri)
-    values = ", ".join(_count(number, what) for what, number in sent.items() if number)
+    values = ", ".join(counted(number, what) for what, number in sent.items() if number)
     return Outcome(tracker="mlflow", text=f"sent {values}" if values else "there already")
 
 
@@ -133,7 +134,3 @@ def _run(cwd: Path, timeout_s: float, module: str, *arguments: str) -> str:
     if done.returncode == 0:
         return ""
     return " / ".join(lines[-2:]) or f"{module} ended with {done.returncode}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -153,6 +153,7 @@ def render(findings: Sequence[Finding], *, width: int | None) -> str:
     from hpctrain.cli.why import wrap
     from hpctrain.doctor.finding import Level
     from hpctrain.printable import show_controls
+    from hpctrain.rundir.display import counted
 
     order = list(Level)
     lines = []
@@ -164,14 +165,10 @@ def render(findings: Sequence[Finding], *, width: int | None) -> str:
                 lines += wrap(f"{'':<{_KEY_WIDTH}}{name:<{_CHECK_WIDTH}}", text, width)
     counts = Counter(finding.level for finding in findings)
     summary = (
-        f"{_count(counts[Level.ERROR], 'error')}, {_count(counts[Level.WARNING], 'warning')}, "
+        f"{counted(counts[Level.ERROR], 'error')}, {counted(counts[Level.WARNING], 'warning')}, "
         f"{counts[Level.OK]} fine, {counts[Level.NOTE]} noted"
     )
     return show_controls("\n".join([*lines, summary]))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def to_json(findings: Sequence[Finding]) -> dict[str, Any]:

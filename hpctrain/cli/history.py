@@ -101,14 +101,14 @@ def render_history(
     from hpctrain.printable import show_controls
     from hpctrain.rundir.announcement import describe_start
     from hpctrain.rundir.attempts import RESTARTS, read_attempts
-    from hpctrain.rundir.display import format_elapsed
+    from hpctrain.rundir.display import counted, format_elapsed
 
     before, attempts = read_attempts(events)
     attempts = _with_last_nodes(attempts, status)
     restarts = sum(event["event"] in RESTARTS for event in events)
-    counts = [_count(len(attempts), "attempt"), _count(restarts, "restart")]
+    counts = [counted(len(attempts), "attempt"), counted(restarts, "restart")]
     if jobs := _jobs(events):
-        counts.append(_count(len(jobs), "job"))
+        counts.append(counted(len(jobs), "job"))
     lines = [f"{name}: {_state(events, status)}, {', '.join(counts)}"]
     if status is not None and not status.state.is_final:
         lines[0] += f" (written {format_elapsed(now - status.updated_at)} ago)"
@@ -211,7 +211,3 @@ def _wrap(key: str, value: str, width: int) -> list[str]:
     return textwrap.wrap(
         one_line(value), width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
     ) or [first.rstrip()]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

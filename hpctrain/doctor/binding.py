@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpctrain.doctor.finding import Finding, ok, remark, warning
+from hpctrain.rundir.display import counted
 
 _HERE = 10
 """Distance of a NUMA node from itself (ACPI's SLIT)."""
@@ -140,7 +141,7 @@ def _too_few_cpus(host: str, ranks: Sequence[Mapping[str, Any]], threads: int) -
     return [
         warning(
             "binding",
-            f"{host}: a rank has {few} CPU{'' if few == 1 else 's'} for {threads} threads",
+            f"{host}: a rank has {counted(few, 'CPU')} for {threads} threads",
             why="the threads take turns",
             step=f"SlurmConfig(srun_args=['--cpus-per-task={threads}']), or a smaller "
             f"resources_per_worker={{'CPU': {few}}}",

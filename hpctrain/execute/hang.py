@@ -22,6 +22,7 @@ from hpctrain.execute.waits import (
     rank_waits,
 )
 from hpctrain.frames import user_part_of_stack
+from hpctrain.rundir.display import counted
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.failure import RankFailure
 
@@ -316,8 +317,7 @@ class HangWatch:
         if not others:
             return []
         listed = "; ".join(
-            f"{count} other rank{'' if count == 1 else 's'} {how}"
-            for how, count in others.most_common(4)
+            f"{counted(count, 'other rank')} {how}" for how, count in others.most_common(4)
         )
         return [f"  {listed}"]
 

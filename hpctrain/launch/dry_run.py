@@ -18,6 +18,7 @@ from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.layout import describe_counts
 from hpctrain.plan.process_argv import agent_argv, worker_argv
 from hpctrain.plan.sbatch import option_words
+from hpctrain.rundir.display import counted
 
 
 def render_plan(submission: Submission) -> str:
@@ -32,14 +33,14 @@ def render_plan(submission: Submission) -> str:
         f"run        {paths.root}",
         f"launcher   {plan.launcher}",
         f"site       {submission.site.name}",
-        f"ranks      {placement.num_workers} = {_count(placement.num_nodes, 'node')} "
+        f"ranks      {placement.num_workers} = {counted(placement.num_nodes, 'node')} "
         + (
             f"x {placement.max_tasks_per_node}"
             if placement.is_even
             else f"with {describe_counts(placement.tasks_per_node)}"
         ),
-        f"per rank   {_count(placement.cpus_per_task, 'CPU')}, "
-        f"{_count(placement.gpus_per_task, 'GPU')}, "
+        f"per rank   {counted(placement.cpus_per_task, 'CPU')}, "
+        f"{counted(placement.gpus_per_task, 'GPU')}, "
         + (
             f"{placement.mem_bytes_per_task / 2**30:.3g} GiB"
             if placement.mem_bytes_per_task is not None
@@ -147,7 +148,3 @@ def _launcher(plan: LaunchPlan) -> StepLauncher:
         pmi = "PROBED" if plan.mpi == "auto" else plan.mpi
         return StepLauncher(program="srun", kind="srun", pmi=pmi)
     return StepLauncher(program="mpiexec", kind="hydra")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

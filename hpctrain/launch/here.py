@@ -14,6 +14,7 @@ from hpctrain.launch.job_signals import warnings_of_slurm
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
 from hpctrain.plan.resources import Placement
+from hpctrain.rundir.display import counted
 from hpctrain.rundir.trust import digest_spec
 
 
@@ -65,7 +66,7 @@ def _warn_of_few_cpus(placement: Placement) -> None:
         fits = available // cpus
         way_out = f" num_workers={fits} is what fits." if fits else ""
         log(
-            f"warning: {workers} workers with {cpus} CPU{'s' * (cpus > 1)} each share the "
-            f"{available} CPU{'s' * (available > 1)} of this machine, and slow each other down."
+            f"warning: {workers} workers with {counted(cpus, 'CPU')} each share the "
+            f"{counted(available, 'CPU')} of this machine, and slow each other down."
             f"{way_out}"
         )

@@ -94,6 +94,17 @@ def format_size(num_bytes: float) -> str:
     return f"{size:.4g} TiB"
 
 
+def counted(number: object, name: str) -> str:
+    """Return a number of things. Not collective.
+
+    Examples
+    --------
+    >>> counted(1, "node"), counted(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{number} {name}" if str(number) == "1" else f"{number} {name}s"
+
+
 def one_line(text: str) -> str:
     """Return a text without what moves a terminal's cursor. Not collective."""
     return "".join(c if c.isprintable() else " " for c in text)

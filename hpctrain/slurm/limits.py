@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hpctrain.rundir.display import counted
 from hpctrain.slurm.cluster_output import LimitRecord
 from hpctrain.slurm.output import Job
 
@@ -296,11 +297,6 @@ def measured(amount: str, resource: str) -> str:
         return f"{amount} of memory"
     name = "GPU" if resource.startswith("gres/gpu") else _ONE.get(resource)
     return counted(amount, name) if name else f"{amount} of {resource}"
-
-
-def counted(amount: str, name: str) -> str:
-    """Return a number of things. Pure; not collective."""
-    return f"{amount} {name}" if amount == "1" else f"{amount} {name}s"
 
 
 def _megabytes(amount: str, resource: str) -> str:

@@ -12,6 +12,7 @@ from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement, node_range, place_workers
 from hpctrain.plan.site import Site, known_shape
+from hpctrain.rundir.display import counted
 from hpctrain.slurm.client import Asked, run_slurm
 from hpctrain.slurm.cluster_output import Partition, parse_partitions
 from hpctrain.slurm.job import find_job
@@ -161,7 +162,7 @@ def check_partition(scaling: ScalingConfig, placement: Placement, partition: Par
         spare, most = scaling.slurm.spare_nodes, placement.max_tasks_per_node
         raise ConfigError(
             f"num_workers={placement.num_workers} needs {needed} nodes with at most "
-            f"{most} worker{'' if most == 1 else 's'} each"
+            f"{counted(most, 'worker')} each"
             f"{f' and {spare} spare' if spare else ''}, but partition {partition.name} has "
             f"{partition.num_nodes}. Ask for fewer workers, or another partition."
         )

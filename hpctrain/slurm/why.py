@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.errors import LaunchError
+from hpctrain.rundir.display import counted
 from hpctrain.slurm.client import ask_slurm
 from hpctrain.slurm.cluster_output import parse_node_reasons, parse_record
 from hpctrain.slurm.ends import explain_end_of
 from hpctrain.slurm.facts import query_limits
 from hpctrain.slurm.job import find_job
-from hpctrain.slurm.limits import Limit, counted, find_limit, find_partition_limit, measured
+from hpctrain.slurm.limits import Limit, find_limit, find_partition_limit, measured
 from hpctrain.slurm.output import Job, parse_accounted, parse_waiting
 from hpctrain.slurm.waiting import Verdict, look_up, step_of
 
@@ -180,7 +181,7 @@ def _place_in_queue(job: Job) -> list[str]:
         # The site hides the jobs of other users.
         return []
     return [
-        f"of {counted(str(len(able)), 'job')} waiting in partition {job.partition!r}, {before} "
+        f"of {counted(len(able), 'job')} waiting in partition {job.partition!r}, {before} "
         f"{'is' if before == 1 else 'are'} before it"
     ]
 

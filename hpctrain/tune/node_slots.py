@@ -9,6 +9,7 @@ from math import inf
 from hpctrain.errors import ConfigError
 from hpctrain.plan.layout import describe_counts, share_out
 from hpctrain.plan.resources import requested_shape
+from hpctrain.rundir.display import counted
 from hpctrain.scaling_config import ScalingConfig
 from hpctrain.tune.slots import Need, NoRoomLeftError, Slot, TakenSlots, need_of
 
@@ -178,9 +179,9 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
         )
 
     def _explain_refusal(self, trial: str, need: Need, rooms: Sequence[int]) -> str:
-        each = f"{need.cpus_each} CPU{'s' * (need.cpus_each > 1)}"
+        each = counted(need.cpus_each, "CPU")
         if need.gpus_each:
-            each += f", {need.gpus_each} GPU{'s' * (need.gpus_each > 1)}"
+            each += f", {counted(need.gpus_each, 'GPU')}"
         if need.mem_bytes_each:
             each += f", {need.mem_bytes_each / 2**30:.3g} GiB"
         nodes = "" if need.num_nodes is None else f" on {need.num_nodes} nodes"
@@ -188,7 +189,7 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
         lost = f" ({len(self.lost)} more are lost: {'; '.join(named)})" if self.lost else ""
         held = describe_counts(rooms) if any(rooms) else "none"
         return (
-            f"{trial} needs {need.workers} worker{'s' * (need.workers > 1)} with {each} each"
+            f"{trial} needs {counted(need.workers, 'worker')} with {each} each"
             f"{nodes}: the {len(rooms)} nodes of this allocation{lost} hold {held} of them when "
             f"they are empty."
         )

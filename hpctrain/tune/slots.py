@@ -8,6 +8,7 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.rundir.display import counted
 from hpctrain.scaling_config import ScalingConfig
 
 T = TypeVar("T")
@@ -216,8 +217,8 @@ class Slots(TakenSlots[Slot]):
             )
         if need.cpus > has.allocated_cpus:
             raise ConfigError(
-                f"{trial} needs {need.cpus} CPUs ({need.workers} "
-                f"worker{'s' * (need.workers > 1)} with {need.cpus_each} each), and this "
+                f"{trial} needs {need.cpus} CPUs ({counted(need.workers, 'worker')} with "
+                f"{need.cpus_each} each), and this "
                 f"allocation has {has.allocated_cpus:g}. Use fewer workers, request less for "
                 f"each, or make a larger allocation."
             )
