@@ -93,15 +93,8 @@ class JsonLoggerCallback(_FileLogger):
         kept = [line for line in lines if _number_of(line) < max(run_context.report, 1)]
         self._reopen(path, "".join(f"{line}\n" for line in kept))
 
-    def after_report(
-        self,
-        run_context: RunContext,
-        metrics: Sequence[Mapping[str, Any]],
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        """Write a line."""
-        self._open(run_context)
-        self.log(run_context, dict(metrics[0]), checkpoint)
+    def _as_written(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(metrics)
 
     def log(
         self, run_context: RunContext, metrics: dict[str, Any], checkpoint: Checkpoint | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.metric_names import all_names, find_metric
+from hpctrain.metric_names import all_names, as_float, find_metric
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint import Checkpoint
@@ -84,7 +84,10 @@ class LoggerCallback(UserCallback, abc.ABC):
     ) -> None:
         """Write a report; see `hpctrain.UserCallback`."""
         self._open(run_context)
-        self.log(run_context, flatten(metrics[0]), checkpoint)
+        self.log(run_context, self._as_written(metrics[0]), checkpoint)
+
+    def _as_written(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        return flatten(metrics)
 
     def on_finish(self, run_context: RunContext, result: Result) -> None:
         """End the record, if there is one; see `hpctrain.UserCallback`."""
@@ -142,11 +145,6 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     >>> numbers({"loss": 1, "best": True, "note": "text"})
     {'loss': 1.0, 'best': 1.0}
     """
-    found = {}
-    for name, value in metrics.items():
-        if isinstance(value, (int, float)):
-            try:
-                found[name] = float(value)
-            except OverflowError:
-                found[name] = float("inf") if value > 0 else float("-inf")
-    return found
+    return {
+        name: as_float(value) for name, value in metrics.items() if isinstance(value, (int, float))
+    }
