@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from hpctrain.worker.seeding import mix as mix
 
 
 def capture(devices: Sequence[torch.device] = ()) -> dict[str, Any]:
@@ -60,10 +61,3 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         restore(own)
-
-
-def mix(*words: int) -> int:
-    """Return a seed that depends on all words. Not collective."""
-    digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
-    # torch takes signed and unsigned 64 bits; 63 fit both.
-    return int.from_bytes(digest, "little") >> 1

@@ -42,6 +42,7 @@ def seed_generators(*words: int) -> None:
 def mix(*words: int) -> int:
     """Return a seed of 63 bits that depends on all words. Pure."""
     digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
+    # torch takes signed and unsigned 64 bits; 63 fit both.
     return int.from_bytes(digest, "little") >> 1
 
 
