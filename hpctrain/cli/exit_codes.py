@@ -14,19 +14,15 @@ from typer.core import TyperGroup
 from hpctrain import uncaught
 from hpctrain.cli.output import named_output
 from hpctrain.environ import working_directory
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError, RunStoppedError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.printable import show_controls
 from hpctrain.uncaught import INTERRUPTED as INTERRUPTED
 
 OK = 0
-USAGE = ConfigError.exit_code
-"""A value or an option is invalid; nothing was started. Also the code of the option parser."""
 NEVER_STARTS = LaunchError.exit_code
 """The scheduler, MPI or a node refused to start it."""
 FAILED = HpctrainError.exit_code
 """It ran, and failed."""
-RESUMABLE = RunStoppedError.exit_code
-"""It was stopped; the same command resumes it."""
 TIMED_OUT = 124
 """The run has not ended in time; the code of timeout(1)."""
 

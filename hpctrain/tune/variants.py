@@ -67,11 +67,6 @@ class Variants:
         )
 
 
-def count_combinations(space: Mapping[str, Any]) -> int:
-    """Return how many combinations the grids of a space have; 1 without a grid. Pure."""
-    return _count(_find_grids(space))
-
-
 def resolve(
     space: Mapping[str, Any],
     *,

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain.testing.chaos.injector import ANNOUNCE
-
 Moment = Literal["before", "after"]
 
 
@@ -67,11 +65,6 @@ class Fault:
     def __str__(self) -> str:
         """Return it in words."""
         return f"{self.kind}: {self.point}"
-
-    @property
-    def is_announced(self) -> bool:
-        """Whether the harness brings it about."""
-        return self.act == ANNOUNCE
 
     def to_json(self, number: int) -> dict[str, Any]:
         """Return what the injector reads."""

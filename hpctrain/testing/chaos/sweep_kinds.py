@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hpctrain.testing.chaos import acts
 from hpctrain.testing.chaos.fault import Entry, Point
-from hpctrain.testing.chaos.kinds import KINDS, Kind, file_points, reports
+from hpctrain.testing.chaos.kinds import KINDS, Kind, reports
 from hpctrain.testing.chaos.processes import TrialProcess
 from hpctrain.testing.chaos.scene import Act, Scene
 from hpctrain.testing.slurm.processes import wait_until
@@ -75,22 +74,7 @@ SWEEP_KINDS: dict[str, Kind] = {
         *(KINDS[name] for name in ("kill-rank", "kill-commit", "torn-write")),
         *(KINDS[name] for name in ("bit-flip", "truncate")),
         replace(KINDS["kill-executor"], bring_about=kill_executor),
-        Kind(
-            name="io-error",
-            meaning="let one call on a file of the sweep fail with an I/O error (EIO)",
-            points=file_points,
-            act="error",
-            errno=errno.EIO,
-            attempts=MOST_AT_ONCE,
-        ),
-        Kind(
-            name="no-space",
-            meaning="let one call on a file of the sweep fail for lack of space (ENOSPC)",
-            points=file_points,
-            act="error",
-            errno=errno.ENOSPC,
-            attempts=MOST_AT_ONCE,
-        ),
+        *(replace(KINDS[name], attempts=MOST_AT_ONCE) for name in ("io-error", "no-space")),
         Kind(
             name="kill-tuner",
             meaning="SIGKILL the tuner at a report of a trial",
