@@ -40,17 +40,6 @@ _STATEMENT = re.compile(
 _NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
-def reached_modules(*pickles: bytes) -> dict[str, str]:
-    """Return a digest of each user file that pickles reach, by its name.
-
-    Not collective. Names are relative to where Python found the module (``model.py``,
-    ``package/net.py``), so they do not change with the directory.
-    """
-    finder = ModuleFinder()
-    finder.follow(*pickles)
-    return dict(sorted(finder.digests.items()))
-
-
 class ModuleFiles:
     """Files of modules, each of which is read once: later edits do not show."""
 
@@ -87,7 +76,8 @@ class ModuleFinder:
     def __init__(self, files: ModuleFiles | None = None) -> None:
         self._files = ModuleFiles() if files is None else files
         self.digests: dict[str, str] = {}
-        """Of each file, by its name relative to where Python found the module."""
+        """Of each file, by its name relative to where Python found the module (``package/net.py``),
+        which does not change with the directory."""
         self.sources: dict[str, SourceFile] = {}
         """Of each module that is Python source, by its name for ``import``."""
         self.is_complete = True

@@ -47,11 +47,13 @@ train = closing(call)
 before = set(sys.modules)
 """
 ASK = """
-from hpctrain.plan.modules import reached_modules
+from hpctrain.plan.modules import ModuleFinder
 from hpctrain.plan.spec import pack
 content = pack((train, {"net": Net}), what="it")
 before = set(sys.modules)
-print(*reached_modules(content))
+finder = ModuleFinder()
+finder.follow(content)
+print(*finder.digests)
 assert not {name for name in set(sys.modules) - before if name in ("plug", "in_method")}
 """
 
@@ -100,13 +102,13 @@ def test_a_script_that_is_a_module_reaches_its_package(folder: Path):
 def test_a_typical_script_costs_less_than_5_ms(folder: Path):
     timed = """
 import time
-from hpctrain.plan.modules import reached_modules
+from hpctrain.plan.modules import ModuleFinder
 from hpctrain.plan.spec import make_fingerprint, pack
 content = pack(train, what="it")
 make_fingerprint(content)
 def once():
     begin = time.process_time()
-    reached_modules(content)
+    ModuleFinder().follow(content)
     return time.process_time() - begin
 print(min(once() for _ in range(5)))
 """
