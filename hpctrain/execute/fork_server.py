@@ -14,7 +14,7 @@ from hpctrain import environ, timeouts
 from hpctrain.execute.fork_server_process import ForkServerProcess
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
 from hpctrain.own_time import Deadline
-from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
+from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.modules import own_places
 from hpctrain.plan.spec import RankSettings
 from hpctrain.worker.threads import thread_variables
@@ -119,10 +119,6 @@ class ForkServers(RankForks):
             self._server = ForkServerProcess(self._asked, self._environment)
         except OSError as error:
             self._give_up(f"it cannot be started: {error}")
-
-    def tries(self, launcher: StepLauncher) -> bool:
-        """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
-        return launcher.kind == "hydra"
 
     def command(
         self,

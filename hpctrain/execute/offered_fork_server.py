@@ -8,7 +8,6 @@ from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
-from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.forking import AWAIT_END, IDLE
 
 
@@ -30,10 +29,6 @@ class OfferedForkServer(RankForks):
 
     def start(self) -> None:
         """Do nothing: it is there."""
-
-    def tries(self, launcher: StepLauncher) -> bool:
-        """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
-        return launcher.kind == "hydra"
 
     def command(
         self,

@@ -48,9 +48,9 @@ class RankForks(ABC):
     def start(self) -> None:
         """Start a server where this process has to, and do not wait for its imports."""
 
-    @abstractmethod
     def tries(self, launcher: StepLauncher) -> bool:
-        """Return whether ranks of a launcher are forked."""
+        """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
+        return launcher.kind == "hydra"
 
     @abstractmethod
     def command(
