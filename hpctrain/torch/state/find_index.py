@@ -10,7 +10,18 @@ from hpctrain.errors import CheckpointError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.torch.state.dcp import DCP_METADATA_NAME
 
+MODEL_PART = "model"
+"""Name of the model among the parts of a state."""
 _NAMED = 3
+
+
+def model_key(name: str) -> str | None:
+    """Return the name that a value of a state has in the model; None if it is of another part.
+
+    Not collective.
+    """
+    part, _, key = name.partition(".")
+    return key if part == MODEL_PART and key else None
 
 
 def find_index(directory: Path) -> StateIndex:

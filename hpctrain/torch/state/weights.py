@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.find_index import find_index
+from hpctrain.torch.state.find_index import MODEL_PART, find_index, model_key
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.state_dict.saved_trees import SavedTrees, make_whole
 from hpctrain.world import SerialComm
-
-_PART = "model"
 
 
 def read_weights(directory: Path) -> dict[str, Any]:
@@ -25,7 +23,7 @@ def read_weights(directory: Path) -> dict[str, Any]:
         If it is damaged, or no model was saved.
     """
     index = find_index(directory)
-    if not any(map(_key_of, index.shapes)):
+    if not any(map(model_key, index.shapes)):
         parts = sorted({name.partition(".")[0] for name in (*index.shapes, *index.values)})
         raise CheckpointError(
             f"{directory} holds the state of {', '.join(parts) or 'nothing'}, and of no model. "
@@ -35,12 +33,9 @@ def read_weights(directory: Path) -> dict[str, Any]:
     weights: dict[str, Any] = {}
     for name in (*index.shapes, *index.aliases, *index.values):
         top = next((tree for tree in index.trees if name.startswith(f"{tree}.")), name)
-        if (key := _key_of(top)) is not None and key not in weights:
+        if (key := model_key(top)) is not None and key not in weights:
             weights[key] = saved.tree(top, saved.treedef(top), None, make_whole)
-    load_into(directory, model=None, optimizer=None, others={_PART: weights}, ranks=SerialComm())
+    load_into(
+        directory, model=None, optimizer=None, others={MODEL_PART: weights}, ranks=SerialComm()
+    )
     return weights
-
-
-def _key_of(name: str) -> str | None:
-    part, _, key = name.partition(".")
-    return key if part == _PART and key else None

@@ -17,13 +17,12 @@ from hpctrain.rundir.staging import StagedFile
 from hpctrain.rundir.verify import verify_files
 from hpctrain.torch.state.export.verified_file import VerifiedFile
 from hpctrain.torch.state.export.weights_files import find_weights_index, tied_names
-from hpctrain.torch.state.find_index import find_index
+from hpctrain.torch.state.find_index import MODEL_PART, find_index, model_key
 from hpctrain.torch.state.state_dict.dtypes import dtype_called, live_kind
 
 if TYPE_CHECKING:
     import torch
 
-_PART = "model"
 CONFIG_NAMES = ("config.json", "generation_config.json")
 """Files of Hugging Face that describe a model; they are exported with it."""
 
@@ -163,9 +162,9 @@ def _entries_of_state(index: StateIndex, directory: Path) -> _Entries:
     names: dict[str, str] = {}
     aliases: dict[str, str] = {}
     kept: dict[str, str] = {}
-    trees = tuple(key for tree in index.trees if (key := _key_of(tree)) is not None)
+    trees = tuple(key for tree in index.trees if (key := model_key(tree)) is not None)
     for name in (*index.shapes, *index.aliases):
-        key = _key_of(name)
+        key = model_key(name)
         if key is None or any(key.startswith(f"{tree}.") for tree in trees):
             continue
         # The tensor may be that of another part of the state, which shares it.
@@ -184,7 +183,7 @@ def _entries_of_state(index: StateIndex, directory: Path) -> _Entries:
     values = {
         key: value
         for name, value in index.values.items()
-        if (key := _key_of(name)) is not None
+        if (key := model_key(name)) is not None
         and not any(f"{key}.".startswith(f"{tree}.") for tree in trees)
     }
     return _Entries(
@@ -192,13 +191,8 @@ def _entries_of_state(index: StateIndex, directory: Path) -> _Entries:
         aliases=aliases,
         values=values,
         trees=trees,
-        other_parts=tuple(part for part in parts if part != _PART),
+        other_parts=tuple(part for part in parts if part != MODEL_PART),
     )
-
-
-def _key_of(name: str) -> str | None:
-    part, _, key = name.partition(".")
-    return key if part == _PART and key else None
 
 
 def _tensors(index: StateIndex, names: Mapping[str, str]) -> dict[str, SavedTensor]:
