@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
-from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, positive, whole
+from hpctrain.tune.schedulers.scheduler import Decision, TrialScheduler, growing, positive, whole
 
 # Each takes memory, and is looked at when a trial reports.
 _MOST_MILESTONES = 10_000
@@ -62,18 +62,13 @@ class AsyncHyperBandScheduler(TrialScheduler):
         name = type(self).__name__
         max_t = positive(f"{name}(max_t=...)", max_t)
         grace_period = positive(f"{name}(grace_period=...)", grace_period)
-        reduction_factor = positive(f"{name}(reduction_factor=...)", reduction_factor)
+        reduction_factor = growing(name, reduction_factor)
         brackets = whole(f"{name}(brackets=...)", brackets, at_least=1)
         seed = whole(f"{name}(seed=...)", seed, at_least=0)
         if grace_period > max_t:
             raise ConfigError(
                 f"{name}(grace_period={shown(grace_period)}, max_t={shown(max_t)}): no trial would "
                 f"reach the first milestone. Make grace_period smaller, or max_t larger."
-            )
-        if reduction_factor <= 1:
-            raise ConfigError(
-                f"{name}(reduction_factor={shown(reduction_factor)}): milestones have to grow. Use "
-                f"a number above 1."
             )
         if math.log(max_t) - math.log(grace_period) > _MOST_MILESTONES * math.log(reduction_factor):
             raise ConfigError(
@@ -82,7 +77,6 @@ class AsyncHyperBandScheduler(TrialScheduler):
             )
         self._max_t = max_t
         self._stops_last = stop_last_trials
-        self._reduction_factor = reduction_factor
         self._brackets = [
             Bracket(
                 milestones(grace_period, max_t, reduction_factor, skipped=skipped),

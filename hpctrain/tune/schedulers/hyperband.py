@@ -12,6 +12,7 @@ from hpctrain.tune.schedulers.scheduler import (
     Decision,
     Population,
     TrialScheduler,
+    growing,
     positive,
 )
 
@@ -52,14 +53,9 @@ class HyperBandScheduler(TrialScheduler):
         super().__init__(time_attr=time_attr, metric=metric, mode=mode)
         name = type(self).__name__
         max_t = positive(f"{name}(max_t=...)", max_t)
-        reduction_factor = positive(f"{name}(reduction_factor=...)", reduction_factor)
+        reduction_factor = growing(name, reduction_factor)
         if max_t < 1:
             raise ConfigError(f"{name}(max_t={shown(max_t)}): milestones are whole. Use 1 or more.")
-        if reduction_factor <= 1:
-            raise ConfigError(
-                f"{name}(reduction_factor={shown(reduction_factor)}): milestones have to grow. Use "
-                f"a number above 1."
-            )
         self._max_t, self._factor = max_t, reduction_factor
         self._stops_last = bool(stop_last_trials)
         self._num_brackets = round(math.log(max_t) / math.log(reduction_factor)) + 1

@@ -214,6 +214,23 @@ def positive(what: str, value: Any) -> Any:
     return value
 
 
+def growing(name: str, reduction_factor: Any) -> Any:
+    """Return a factor from one milestone to the next, as `positive` does. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If milestones would not grow.
+    """
+    reduction_factor = positive(f"{name}(reduction_factor=...)", reduction_factor)
+    if reduction_factor <= 1:
+        raise ConfigError(
+            f"{name}(reduction_factor={shown(reduction_factor)}): milestones have to grow. Use a "
+            f"number above 1."
+        )
+    return reduction_factor
+
+
 def whole(what: str, value: Any, *, at_least: int) -> Any:
     """Return a whole number, also one of numpy's, as one of Python's. Not collective.
 
