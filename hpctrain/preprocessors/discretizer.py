@@ -27,6 +27,7 @@ class _Discretizer(ColumnPreprocessor):
     def __init__(
         self,
         columns: list[str],
+        bins: Any,
         *,
         right: bool,
         include_lowest: bool,
@@ -37,6 +38,8 @@ class _Discretizer(ColumnPreprocessor):
         check_choice("duplicates", duplicates, ("raise", "drop"))
         self.output_columns = check_outputs(columns, output_columns)
         self.columns = list(columns)
+        if isinstance(bins, Mapping):
+            check_every_column(self.columns, bins)
         self.right = flag("right", right)
         self.include_lowest = flag("include_lowest", include_lowest)
         self.duplicates = duplicates
@@ -138,14 +141,13 @@ class CustomKBinsDiscretizer(_Discretizer):
     ) -> None:
         super().__init__(
             columns,
+            bins,
             right=right,
             include_lowest=include_lowest,
             duplicates=duplicates,
             dtypes=dtypes,
             output_columns=output_columns,
         )
-        if isinstance(bins, Mapping):
-            check_every_column(self.columns, bins)
         by_column = bins if isinstance(bins, Mapping) else dict.fromkeys(self.columns, bins)
         self.bins = {
             column: self._checked(column, _edges_of(by_column[column])) for column in self.columns
@@ -194,14 +196,13 @@ class UniformKBinsDiscretizer(_Discretizer):
     ) -> None:
         super().__init__(
             columns,
+            bins,
             right=right,
             include_lowest=include_lowest,
             duplicates=duplicates,
             dtypes=dtypes,
             output_columns=output_columns,
         )
-        if isinstance(bins, Mapping):
-            check_every_column(self.columns, bins)
         self.bins = dict(bins) if isinstance(bins, Mapping) else bins
         counts = {column: self._count(column) for column in self.columns}
         for column, count in counts.items():
