@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 
 from hpctrain.errors import CheckpointError
-from hpctrain.writers import Foreign
+from hpctrain.writers import Foreign, read_judged
 
 # Digests of pickles from this process, or from the process that sent its work: opening them runs
 # only code that has already run there.
@@ -65,6 +65,30 @@ def made_here_in(directory: str | PathLike[str]) -> frozenset[str]:
             if path.is_file() and path.stat().st_size in _sizes:
                 digests.add(digest(path.read_bytes()))
     return frozenset(digests & _made)
+
+
+def read_pickle(path: Path, *, trusted: bool, what: str, argument: str = "trusted=True") -> bytes:
+    """Return the bytes of a pickle that may be opened. Not collective.
+
+    Parameters
+    ----------
+    trusted
+        Whether another user may have written it.
+    what, argument
+        As of `refusal`.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, or another user may have written it and it is not trusted.
+    """
+    try:
+        content, foreign = read_judged(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if not (trusted or foreign is None):
+        raise refusal(path, foreign, what=what, argument=argument)
+    return content
 
 
 def refusal(

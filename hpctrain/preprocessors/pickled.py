@@ -10,7 +10,6 @@ from hpctrain import pickle_trust
 from hpctrain.errors import CheckpointError
 from hpctrain.preprocessors import storage
 from hpctrain.preprocessors.preprocessor import Preprocessor
-from hpctrain.writers import read_judged
 
 
 def load_pickled(path: Path, *, trusted: bool) -> Preprocessor:
@@ -21,14 +20,12 @@ def load_pickled(path: Path, *, trusted: bool) -> Preprocessor:
     CheckpointError
         If it is damaged, or another user may have written it and it is not trusted.
     """
-    try:
-        content, foreign = read_judged(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if not (trusted or foreign is None):
-        what = "a pickled preprocessor, as Ray Train writes it"
-        argument = "get_preprocessor(trusted=True)"
-        raise pickle_trust.refusal(path, foreign, what=what, argument=argument)
+    content = pickle_trust.read_pickle(
+        path,
+        trusted=trusted,
+        what="a pickled preprocessor, as Ray Train writes it",
+        argument="get_preprocessor(trusted=True)",
+    )
     try:
         preprocessor = pickle.loads(content)
         storage.check_is_preprocessor(preprocessor)

@@ -57,10 +57,7 @@ class SklearnCheckpoint(ModelCheckpoint[Any]):
                 everything = skops_io.get_untrusted_types(data=content)
                 return skops_io.loads(content, trusted=everything)
         except Exception as error:  # a damaged file can raise anything
-            raise CheckpointError(
-                f"the estimator in {path} is damaged, or of another scikit-learn: "
-                f"{first_line(error)}. Use another checkpoint, or train again."
-            ) from error
+            raise _damaged(path, error) from error
         raise CheckpointError(
             f"{path} holds the types {', '.join(strange)}, and creating them would run their "
             f"code. {pickle_trust.advice(path.parent, foreign, argument=f'trusted={strange!r}')} "
@@ -133,19 +130,18 @@ class SklearnCheckpoint(ModelCheckpoint[Any]):
 def _unpickle(path: Path, *, trusted: bool) -> Any:
     from hpctrain.plan import spec
 
-    try:
-        content, foreign = read_judged(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if not (trusted or foreign is None):
-        raise pickle_trust.refusal(path, foreign, what="a pickled estimator")
+    content = pickle_trust.read_pickle(path, trusted=trusted, what="a pickled estimator")
     try:
         return spec.unpack(content)
     except Exception as error:  # its code can raise anything
-        raise CheckpointError(
-            f"the estimator in {path} is damaged, or of another scikit-learn: "
-            f"{first_line(error)}. Use another checkpoint, or train again."
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the estimator in {path} is damaged, or of another scikit-learn: {first_line(error)}. Use "
+        f"another checkpoint, or train again."
+    )
 
 
 def _is_class_of_sklearn(name: str) -> bool:
