@@ -99,8 +99,7 @@ class JaxPredictor(Predictor):
         params = read_params(checkpoint)
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         predictor = cls(apply, params, preprocessor=preprocessor, use_gpu=use_gpu, **kwargs)
-        if features is not None:
-            predictor.features, predictor.label = features.features, features.label
+        predictor._take_names(features)
         return predictor
 
     def call_model(self, inputs: Any) -> Any:

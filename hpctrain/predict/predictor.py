@@ -97,6 +97,13 @@ class Predictor(NamedArguments, abc.ABC):
             )
         return features
 
+    def _take_names(self, stored: ModelFeatures | None) -> None:
+        """Take the names of features and label that a checkpoint has."""
+        if stored is not None and stored.features is not None:
+            self.features = stored.features
+        if stored is not None:
+            self.label = stored.label
+
     @classmethod
     def import_framework(cls) -> Any:
         """Import and return the framework that loads a model, if any. Not collective."""

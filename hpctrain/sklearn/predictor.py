@@ -78,9 +78,7 @@ class SklearnPredictor(Predictor):
         estimator = SklearnCheckpoint(checkpoint.path).get_estimator(trusted)
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         predictor = cls(estimator, preprocessor=preprocessor, **kwargs)
-        if features is not None and features.features is not None:
-            predictor.features = features.features
-            predictor.label = features.label
+        predictor._take_names(features)
         return predictor
 
     def _made_up_row(self) -> np.ndarray[Any, Any] | None:

@@ -127,8 +127,7 @@ class TensorflowPredictor(Predictor):
                 trusted=trusted,
             )
         predictor = cls(model=loaded, preprocessor=preprocessor, use_gpu=use_gpu, **kwargs)
-        if features is not None:
-            predictor.features, predictor.label = features.features, features.label
+        predictor._take_names(features)
         return predictor
 
     def call_model(self, inputs: tensorflow.Tensor | dict[str, tensorflow.Tensor]) -> Any:

@@ -111,8 +111,7 @@ class TorchPredictor(Predictor):
             loaded = load_model(checkpoint, model, trusted=trusted)
         preprocessor = checkpoint.get_preprocessor(trusted=trust_preprocessor)
         predictor = cls(loaded, preprocessor=preprocessor, use_gpu=use_gpu, **kwargs)
-        if features is not None:
-            predictor.features, predictor.label = features.features, features.label
+        predictor._take_names(features)
         return predictor
 
     def call_model(self, inputs: torch.Tensor | dict[str, torch.Tensor]) -> Any:
