@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from hpctrain.cli.options import DEFAULT_STORAGE, DryRunOption, RunArgument, StorageOption
+from hpctrain.cli.options import (
+    DEFAULT_STORAGE,
+    DryRunOption,
+    NowOption,
+    RunArgument,
+    StorageOption,
+)
 
 if TYPE_CHECKING:
     from hpctrain.cli.run_view import RunView
@@ -16,9 +20,7 @@ if TYPE_CHECKING:
 def cancel(
     run: RunArgument,
     storage: StorageOption = DEFAULT_STORAGE,
-    now: Annotated[
-        bool, typer.Option("--now", help="End it at once, without a last checkpoint.")
-    ] = False,
+    now: NowOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Stop a run at its next report.

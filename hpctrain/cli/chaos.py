@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpctrain.cli.options import ArgsArgument
+
 if TYPE_CHECKING:
     from hpctrain.testing.chaos.kinds import Kind
     from hpctrain.testing.slurm import VirtualCluster
@@ -25,9 +27,7 @@ def chaos(
     script: Annotated[
         Path | None, typer.Argument(metavar="SCRIPT", help="The script that calls fit().")
     ] = None,
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Its own arguments, all that follow.")
-    ] = None,
+    args: ArgsArgument = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of runs with faults.")] = 10,
     seed: Annotated[
         int | None, typer.Option(help="Of the faults.", show_default="a new one, printed")

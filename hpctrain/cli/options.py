@@ -49,6 +49,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "--dryrun", help="Print what would be done, and do nothing.")
 ]
+ArgsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGS", help="Its own arguments, all that follow.")
+]
+NowOption = Annotated[
+    bool, typer.Option("--now", help="End it at once, without a last checkpoint.")
+]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", help="As a job: print its id, and do not follow it.")
+]
 
 # Slurm's short options for Slurm's own options.
 PartitionOption = Annotated[str, typer.Option("--partition", "-p", help="As sbatch's.")]

@@ -12,6 +12,7 @@ from hpctrain.cli.options import (
     DEFAULT_STORAGE,
     AccountOption,
     ConstraintOption,
+    DetachOption,
     DryRunOption,
     NodesOption,
     PartitionOption,
@@ -85,9 +86,7 @@ def predict(
     time: TimeOption = "",
     nodes: NodesOption = None,
     constraint: ConstraintOption = "",
-    detach: Annotated[
-        bool, typer.Option("--detach", help="As a job: print its id, and do not follow it.")
-    ] = False,
+    detach: DetachOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Score files on all ranks.

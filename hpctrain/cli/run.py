@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.options import ExistingOption, request_existing
+from hpctrain.cli.options import ArgsArgument, ExistingOption, request_existing
 
 
 def run(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script that calls fit().")],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Its own arguments, all that follow.")
-    ] = None,
+    args: ArgsArgument = None,
     launcher: Annotated[
         str,
         typer.Option(

@@ -12,6 +12,7 @@ from hpctrain.cli.options import (
     DEFAULT_STORAGE,
     AccountOption,
     ConstraintOption,
+    DetachOption,
     DryRunOption,
     PartitionOption,
     QosOption,
@@ -71,9 +72,7 @@ def serve(
     qos: QosOption = "",
     time: TimeOption = "",
     constraint: ConstraintOption = "",
-    detach: Annotated[
-        bool, typer.Option("--detach", help="As a job: print its id, and do not follow it.")
-    ] = False,
+    detach: DetachOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Serve the model of CHECKPOINT over HTTP until it is stopped."""

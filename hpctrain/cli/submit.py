@@ -9,6 +9,7 @@ import typer
 
 from hpctrain.cli.options import (
     AccountOption,
+    ArgsArgument,
     ConstraintOption,
     ExistingOption,
     NodesOption,
@@ -24,9 +25,7 @@ from hpctrain.errors import ConfigError
 
 def submit(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script that calls fit().")],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Its own arguments, all that follow.")
-    ] = None,
+    args: ArgsArgument = None,
     partition: PartitionOption = "",
     account: AccountOption = "",
     qos: QosOption = "",

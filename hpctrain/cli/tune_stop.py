@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpctrain.cli.options import NowOption
 from hpctrain.cli.tune_sweep import SweepArgument, find_trial, read_sweep
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ def stop(
     trial: Annotated[
         str | None, typer.Argument(help="Name of a trial: trial_00003. None: the whole sweep.")
     ] = None,
-    now: Annotated[
-        bool, typer.Option("--now", help="End it at once, without a last checkpoint.")
-    ] = False,
+    now: NowOption = False,
 ) -> None:
     """Stop a sweep at the next reports of its trials, so that it can be resumed; or end a trial.
 
