@@ -278,10 +278,9 @@ class Mapped(Description):
             If one does not exist.
         """
         columns = one_or_more_names("cols", cols)
+        check_columns(columns, self.columns())
         if self.steps:
-            check_columns(columns, self.columns())
             return self.with_step(Select(columns))
-        check_columns(columns, self.read_schema.names)
         return replace(self, columns_read=columns)
 
     def drop_columns(self: DatasetT, cols: str | Sequence[str]) -> DatasetT:
@@ -295,12 +294,10 @@ class Mapped(Description):
             If one does not exist.
         """
         columns = one_or_more_names("cols", cols)
+        check_columns(columns, self.columns())
         if self.steps:
-            check_columns(columns, self.columns())
             return self.with_step(Drop(columns))
-        check_columns(columns, self.read_schema.names)
-        left = tuple(name for name in self.read_schema if name not in set(columns))
-        return replace(self, columns_read=left)
+        return replace(self, columns_read=tuple(n for n in self.columns() if n not in columns))
 
     def rename_columns(self: DatasetT, names: Mapping[str, str] | Sequence[str]) -> DatasetT:
         """Return a dataset whose columns have other names.
