@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import flag, function, is_integer
+from hpctrain.data.arguments import flag, is_integer
 from hpctrain.data.batch import Batch
 from hpctrain.data.categories import plain
 from hpctrain.data.dataset import Dataset
@@ -232,13 +232,10 @@ class DataIterator(ShardTensors):
         ConfigError
             As in `iter_batches`, or if a column has no numbers.
         """
-        from hpctrain.data.tensors import known_device, tensor_types, to_torch
+        from hpctrain.data.tensors import torch_maker
 
-        tensor_types(dtypes)
-        if collate_fn is not None:
-            function("collate_fn", collate_fn, example="a function of a dict of arrays")
         where = self.device if isinstance(device, str) and device == "auto" else device
-        made = collate_fn or partial(to_torch, dtypes=dtypes, device=known_device(where))
+        made = torch_maker(dtypes, where, collate_fn)
         return self._epochs.passes(
             made if self._dataset.is_plain else lambda batch: made(plain(batch)),
             batch_size=batch_size,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpctrain.checks import shown
+from hpctrain.data.arguments import function
 from hpctrain.data.batch import Batch
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Schema
@@ -46,6 +48,24 @@ def to_torch(
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensors[name] = torch.from_numpy(np.ascontiguousarray(own)).to(device=device, dtype=dtype)
     return tensors
+
+
+def torch_maker(
+    dtypes: Any, device: Any, collate_fn: Callable[[Batch], Any] | None
+) -> Callable[[Batch], Any]:
+    """Return what makes tensors of a batch, or whatever `collate_fn` does.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If one is no type of torch, no device or no function.
+    """
+    tensor_types(dtypes)
+    if collate_fn is not None:
+        function("collate_fn", collate_fn, example="a function of a dict of arrays")
+    return collate_fn or partial(to_torch, dtypes=dtypes, device=known_device(device))
 
 
 def tensor_types(dtypes: Any) -> None:

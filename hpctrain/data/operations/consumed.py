@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.data.arguments import flag, function, shuffle_buffer
+from hpctrain.data.arguments import flag, shuffle_buffer
 from hpctrain.data.arrow_batches import to_arrow
 from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.categories import plain
@@ -206,7 +206,7 @@ class Consumed(Description):
         ConfigError
             As in `iter_batches`, or if a column has no numbers.
         """
-        from hpctrain.data.tensors import known_device, tensor_types, to_torch
+        from hpctrain.data.tensors import torch_maker
 
         say_no_meaning("iter_torch_batches()", {"prefetch_batches": prefetch_batches})
         batches = self.iter_batches(
@@ -215,14 +215,10 @@ class Consumed(Description):
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )
-        tensor_types(dtypes)
-        if collate_fn is not None:
-            function("collate_fn", collate_fn, example="a function of a dict of arrays")
         if isinstance(device, str) and device == "auto":
             torch = require("torch", to="for batches of tensors", extra="torch")
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        made = collate_fn or partial(to_torch, dtypes=dtypes, device=known_device(device))
-        return _each(made, batches)
+        return _each(torch_maker(dtypes, device, collate_fn), batches)
 
     def iter_tf_batches(
         self,
