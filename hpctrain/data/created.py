@@ -17,12 +17,12 @@ from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.items import batch_of_items
 from hpctrain.data.operations.scheduling import OF_READS, say_no_meaning
 from hpctrain.data.schema import Column, Schema
-from hpctrain.data.source import Blocks, block_rows
+from hpctrain.data.source import SingleRows
 from hpctrain.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeSource:
+class RangeSource(SingleRows):
     """The numbers from 0, each in all elements of a row; computed when they are read."""
 
     num_rows: int
@@ -36,18 +36,9 @@ class RangeSource:
         return Schema(((self.column, column),))
 
     @property
-    def unit_rows(self) -> int:
-        """Always 1."""
-        return 1
-
-    @property
     def memory_bytes(self) -> int:
         """Always 0: rows are computed when they are read."""
         return 0
-
-    def blocks(self) -> Blocks:
-        """Return blocks of some MiB. Not collective."""
-        return Blocks([(self.num_rows, block_rows(self.schema))])
 
     def read(self, rows: builtins.range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema
-from hpctrain.data.source import Blocks, Source, block_rows
+from hpctrain.data.source import Blocks, SingleRows, Source, block_rows
 from hpctrain.errors import ConfigError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
@@ -61,41 +62,41 @@ class LoadImage:
 
     def __call__(self, path: str) -> np.ndarray:
         """Return the pixels. Not collective."""
-        pillow = require("PIL.Image", to="to read images", extra="images")
-        try:
-            with pillow.open(path) as image:
-                if self.size is not None:
-                    height, width = self.size
-                    image = image.resize((width, height), resample=pillow.BILINEAR)
-                return np.array(image if self.mode is None else image.convert(self.mode))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise ConfigError(
-                f"{path} is not an image that Pillow can read: {error}. Leave it out of the paths, "
-                f"or write it in another format."
-            ) from error
+        with _opened(path) as (pillow, image):
+            if self.size is not None:
+                height, width = self.size
+                image = image.resize((width, height), resample=pillow.BILINEAR)
+            return np.array(image if self.mode is None else image.convert(self.mode))
 
     def describe(self, path: str) -> Column:
         """Return type and shape of the pixels; only the head of the file is read.
 
         Not collective.
         """
-        pillow = require("PIL.Image", to="to read images", extra="images")
-        try:
-            with pillow.open(path) as image:
-                mode = self.mode or image.mode
-                shape = self.size or (image.height, image.width)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise ConfigError(
-                f"{path} is not an image that Pillow can read: {error}. Leave it out of the paths, "
-                f"or write it in another format."
-            ) from error
+        with _opened(path) as (_, image):
+            mode = self.mode or image.mode
+            shape = self.size or (image.height, image.width)
         bands = len(require("PIL.ImageMode", to="to read images").getmode(mode).bands)
         dtype = np.dtype(_TYPES.get(mode, np.uint8))
         return Column(dtype=dtype, shape=(*shape, bands) if bands > 1 else tuple(shape))
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[Any, Any]]:
+    """Give Pillow, and an image that it has opened."""
+    pillow = require("PIL.Image", to="to read images", extra="images")
+    try:
+        with pillow.open(path) as image:
+            yield pillow, image
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{path} is not an image that Pillow can read: {error}. Leave it out of the paths, or "
+            f"write it in another format."
+        ) from error
+
+
 @dataclass(frozen=True, kw_only=True)
-class FileRows:
+class FileRows(SingleRows):
     """Files, a row each; read several at a time."""
 
     paths: tuple[str, ...]
@@ -117,11 +118,6 @@ class FileRows:
     def num_rows(self) -> int:
         """Number of files."""
         return len(self.paths)
-
-    @property
-    def unit_rows(self) -> int:
-        """Always 1."""
-        return 1
 
     def files(self) -> list[str]:
         """Return the paths. Not collective."""

@@ -18,7 +18,7 @@ from hpctrain.data.formats import as_column
 from hpctrain.data.memory import MemorySource
 from hpctrain.data.schema import Column, Schema, check_unique
 from hpctrain.data.shard import items_of
-from hpctrain.data.source import Blocks, Source, block_rows
+from hpctrain.data.source import SingleRows, Source
 from hpctrain.errors import ConfigError
 
 # Several threads read ahead, which datasets of torch do not expect.
@@ -28,27 +28,24 @@ _ADVICE = "Convert the column beforehand, or leave it out."
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchSource:
-    """The items of a map-style dataset of torch."""
+class _IndexedSource(SingleRows):
+    """The rows of a dataset that has a length, and gives each row by its number."""
 
     dataset: Any
-    names: tuple[str, ...]
-    """Columns, in the order in which an item has them."""
     schema: Schema
 
     @property
     def num_rows(self) -> int:
-        """Number of items."""
+        """Number of rows."""
         return len(self.dataset)
 
-    @property
-    def unit_rows(self) -> int:
-        """Always 1."""
-        return 1
 
-    def blocks(self) -> Blocks:
-        """Return blocks of some MiB. Not collective."""
-        return Blocks([(self.num_rows, block_rows(self.schema))])
+@dataclass(frozen=True, kw_only=True)
+class TorchSource(_IndexedSource):
+    """The items of a map-style dataset of torch."""
+
+    names: tuple[str, ...]
+    """Columns, in the order in which an item has them."""
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
@@ -62,21 +59,8 @@ class TorchSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceSource:
+class HuggingFaceSource(_IndexedSource):
     """The rows of a ``datasets.Dataset``; it pickles as the paths of its cache files."""
-
-    dataset: Any
-    schema: Schema
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return len(self.dataset)
-
-    @property
-    def unit_rows(self) -> int:
-        """Always 1."""
-        return 1
 
     def files(self) -> list[str]:
         """Return its cache files. Not collective."""
@@ -86,10 +70,6 @@ class HuggingFaceSource:
     def memory_bytes(self) -> int:
         """Bytes of rows that are in memory, not in cache files."""
         return 0 if self.dataset.cache_files else int(self.dataset.data.nbytes)
-
-    def blocks(self) -> Blocks:
-        """Return blocks of some MiB. Not collective."""
-        return Blocks([(self.num_rows, block_rows(self.schema))])
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from hpctrain.data.batch import Batch, num_rows, slice_batch
 from hpctrain.data.schema import Schema
-from hpctrain.data.source import Blocks, block_rows
+from hpctrain.data.source import SingleRows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MemorySource:
+class MemorySource(SingleRows):
     """Arrays that have a row per element; reads return views of them."""
 
     arrays: Batch
@@ -27,18 +27,9 @@ class MemorySource:
         return Schema.of(self.arrays)
 
     @property
-    def unit_rows(self) -> int:
-        """Always 1."""
-        return 1
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
-
-    def blocks(self) -> Blocks:
-        """Return blocks of some MiB. Not collective."""
-        return Blocks([(self.num_rows, block_rows(self.schema))])
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""

@@ -16,7 +16,7 @@ from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.schema import Column, Schema
-from hpctrain.data.source import Blocks, SideBySide, Source, block_rows
+from hpctrain.data.source import SideBySide, SingleRows, Source
 from hpctrain.data.together import concatenate_sources
 from hpctrain.data.types import as_in_batches, type_in_batches
 from hpctrain.errors import ConfigError
@@ -27,7 +27,7 @@ _NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumpySource:
+class NumpySource(SingleRows):
     """The arrays of a file."""
 
     path: str
@@ -41,18 +41,9 @@ class NumpySource:
         """Number of rows."""
         return self.rows
 
-    @property
-    def unit_rows(self) -> int:
-        """Always 1."""
-        return 1
-
     def files(self) -> list[str]:
         """Return the file. Not collective."""
         return [self.path]
-
-    def blocks(self) -> Blocks:
-        """Return blocks of some MiB. Not collective."""
-        return Blocks([(self.rows, block_rows(self.schema))])
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""

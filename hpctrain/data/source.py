@@ -106,6 +106,19 @@ class Source(Protocol):
         """
 
 
+class SingleRows:
+    """What a source has that can read each row by itself."""
+
+    @property
+    def unit_rows(self) -> int:
+        """Always 1."""
+        return 1
+
+    def blocks(self: Source) -> Blocks:
+        """Return blocks of some MiB. Not collective."""
+        return Blocks([(self.num_rows, block_rows(self.schema))])
+
+
 def check_range(rows: range, num_rows: int) -> range:
     """Return a range of rows after checking that it is contiguous and within the rows.
 

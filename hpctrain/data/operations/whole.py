@@ -16,7 +16,7 @@ from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.operations.description import Description
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Schema
-from hpctrain.data.source import Blocks, Source
+from hpctrain.data.source import Blocks, SingleRows, Source
 from hpctrain.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ class Operation(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeSource:
+class WholeSource(SingleRows):
     """The result of an operation on all rows of a dataset.
 
     It pickles as the description of that dataset: each rank computes the same rows, and keeps them
@@ -83,11 +83,6 @@ class WholeSource:
         if self.operation.keeps_rows and not self.dataset.steps and not self._computed:
             return self.dataset.read_schema
         return self.rows.schema
-
-    @property
-    def unit_rows(self) -> int:
-        """Always 1."""
-        return 1
 
     def blocks(self) -> Blocks:
         """Return blocks of some MiB. Not collective."""
