@@ -16,7 +16,7 @@ from hpctrain.preprocessors.batches import (
     replace_columns,
     rows_of,
 )
-from hpctrain.preprocessors.preprocessor import Preprocessor
+from hpctrain.preprocessors.preprocessor import Preprocessor, check_outputs
 from hpctrain.world import Communicator, SerialComm
 
 P = TypeVar("P", bound="ColumnPreprocessor")
@@ -92,3 +92,12 @@ class ColumnPreprocessor(Preprocessor, abc.ABC):
     def _names(self) -> Iterator[tuple[str, str]]:
         """Return each input column with its output column."""
         return zip(self.get_input_columns(), self.get_output_columns(), strict=True)
+
+
+class PerColumn(ColumnPreprocessor):
+    """Makes a column of each column that it reads."""
+
+    def _take_columns(self, columns: list[str], output_columns: list[str] | None) -> None:
+        """Store the columns that are read, and the names of those that are made."""
+        self.output_columns = check_outputs(columns, output_columns)
+        self.columns = list(columns)

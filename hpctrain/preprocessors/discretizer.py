@@ -12,8 +12,7 @@ from hpctrain.checks import check_choice, check_count, shown
 from hpctrain.data.arguments import flag, is_real, items_of, mapping, number_type
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows
-from hpctrain.preprocessors.columns import ColumnPreprocessor
-from hpctrain.preprocessors.preprocessor import check_outputs
+from hpctrain.preprocessors.columns import PerColumn
 from hpctrain.preprocessors.statistics import (
     Extremes,
     collect,
@@ -23,7 +22,7 @@ from hpctrain.preprocessors.statistics import (
 from hpctrain.world import Communicator
 
 
-class _Discretizer(ColumnPreprocessor):
+class _Discretizer(PerColumn):
     def __init__(
         self,
         columns: list[str],
@@ -36,8 +35,7 @@ class _Discretizer(ColumnPreprocessor):
         output_columns: list[str] | None,
     ) -> None:
         check_choice("duplicates", duplicates, ("raise", "drop"))
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         if isinstance(bins, Mapping):
             check_every_column(self.columns, bins)
         self.right = flag("right", right)

@@ -11,13 +11,7 @@ import numpy as np
 from hpctrain.checks import shown
 from hpctrain.data.arguments import flag, is_integer, items_of, mapping
 from hpctrain.errors import ConfigError
-from hpctrain.preprocessors.batches import (
-    Array,
-    Categories,
-    NumpyBatch,
-    Rows,
-    names_of,
-)
+from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows, names_of
 from hpctrain.preprocessors.categories import (
     codes_of,
     count_elements,
@@ -28,7 +22,7 @@ from hpctrain.preprocessors.categories import (
     is_list,
     most_frequent,
 )
-from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.columns import ColumnPreprocessor, PerColumn
 from hpctrain.preprocessors.preprocessor import check_outputs, no_value
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
@@ -40,7 +34,7 @@ if TYPE_CHECKING:
 _CATEGORIES = "{'size': ['S', 'M', 'L']}"
 
 
-class _Encoder(ColumnPreprocessor):
+class _Encoder(PerColumn):
     """Numbers the values of each column, in their order."""
 
     def _learn(
@@ -101,8 +95,7 @@ class OrdinalEncoder(_Encoder):
         encode_lists: bool = True,
         output_columns: list[str] | None = None,
     ) -> None:
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.encode_lists = flag("encode_lists", encode_lists)
 
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
@@ -147,8 +140,7 @@ class OneHotEncoder(_Encoder):
         max_categories: Mapping[str, int] | None = None,
         output_columns: list[str] | None = None,
     ) -> None:
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.max_categories = check_limits(columns, max_categories)
 
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
@@ -186,8 +178,7 @@ class MultiHotEncoder(_Encoder):
         max_categories: Mapping[str, int] | None = None,
         output_columns: list[str] | None = None,
     ) -> None:
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.max_categories = check_limits(columns, max_categories)
 
     def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
@@ -321,8 +312,7 @@ class Categorizer(_Encoder):
         dtypes: Mapping[str, pandas.CategoricalDtype | Sequence[Any]] | None = None,
         output_columns: list[str] | None = None,
     ) -> None:
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.dtypes = {} if dtypes is None else mapping("dtypes", dtypes, example=_CATEGORIES)
         for column, given in self.dtypes.items():
             if isinstance(given, str) or (

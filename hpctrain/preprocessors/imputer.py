@@ -12,13 +12,13 @@ from hpctrain.checks import check_choice, shown
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
-from hpctrain.preprocessors.columns import ColumnPreprocessor
-from hpctrain.preprocessors.preprocessor import FitStatus, check_outputs, per_row
+from hpctrain.preprocessors.columns import PerColumn
+from hpctrain.preprocessors.preprocessor import FitStatus, per_row
 from hpctrain.preprocessors.statistics import Counts, Moments, collect, in_shape, infinite_values
 from hpctrain.world import Communicator
 
 
-class SimpleImputer(ColumnPreprocessor):
+class SimpleImputer(PerColumn):
     """Replaces missing values: NaN, None, NaT.
 
     Infinite values raise an error when it is fitted.
@@ -50,8 +50,7 @@ class SimpleImputer(ColumnPreprocessor):
                 f"strategy={strategy!r} and fill_value={fill_value!r} do not fit together. Give "
                 f"fill_value with strategy='constant', and only then."
             )
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.strategy = strategy
         self.fill_value = fill_value
 

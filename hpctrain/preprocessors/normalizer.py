@@ -9,12 +9,11 @@ import numpy as np
 
 from hpctrain.checks import check_choice
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.columns import ColumnPreprocessor
-from hpctrain.preprocessors.preprocessor import check_outputs
+from hpctrain.preprocessors.columns import PerColumn
 from hpctrain.preprocessors.statistics import finite_numbers
 
 
-class Normalizer(ColumnPreprocessor):
+class Normalizer(PerColumn):
     """Divides each row by its norm, over all columns; a row of zeros is unchanged.
 
     A row with NaN becomes NaN; infinite values raise an error.
@@ -36,8 +35,7 @@ class Normalizer(ColumnPreprocessor):
         self, columns: list[str], norm: str = "l2", *, output_columns: list[str] | None = None
     ) -> None:
         check_choice("norm", norm, ("l1", "l2", "max"))
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.norm = norm
 
     def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:

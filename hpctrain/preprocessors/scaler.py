@@ -11,9 +11,9 @@ import numpy as np
 from hpctrain.checks import is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
-from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.columns import PerColumn
 from hpctrain.preprocessors.kernels import shifted_and_scaled
-from hpctrain.preprocessors.preprocessor import check_outputs, no_value, per_row
+from hpctrain.preprocessors.preprocessor import no_value, per_row
 from hpctrain.preprocessors.quantiles import quantiles_of
 from hpctrain.preprocessors.statistics import (
     Extremes,
@@ -29,10 +29,9 @@ from hpctrain.world import Communicator
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)
 
 
-class _Scaler(ColumnPreprocessor):
+class _Scaler(PerColumn):
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
 
     def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {

@@ -15,9 +15,9 @@ from hpctrain.data.arguments import function, one_name
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
-from hpctrain.preprocessors.columns import ColumnPreprocessor
+from hpctrain.preprocessors.columns import ColumnPreprocessor, PerColumn
 from hpctrain.preprocessors.encoder import as_cells
-from hpctrain.preprocessors.preprocessor import check_columns, check_outputs, no_value
+from hpctrain.preprocessors.preprocessor import check_columns, no_value
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
 
@@ -35,15 +35,14 @@ def place_of(value: object, num_features: int) -> int:
     return int(digest, 16) % num_features
 
 
-class _OfText(ColumnPreprocessor):
+class _OfText(PerColumn):
     def __init__(
         self,
         columns: list[str],
         tokenization_fn: Tokenize | None,
         output_columns: list[str] | None,
     ) -> None:
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         if tokenization_fn is not None:
             function("tokenization_fn", tokenization_fn, example="a function of a text")
         self.tokenization_fn = tokenization_fn

@@ -10,14 +10,13 @@ import numpy as np
 from hpctrain.checks import check_choice, is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.columns import ColumnPreprocessor
-from hpctrain.preprocessors.preprocessor import check_outputs
+from hpctrain.preprocessors.columns import PerColumn
 from hpctrain.preprocessors.statistics import finite_numbers
 
 _NO_POWER = 1e-19
 
 
-class PowerTransformer(ColumnPreprocessor):
+class PowerTransformer(PerColumn):
     """Applies the power transform of Yeo and Johnson, or of Box and Cox.
 
     NaN stays NaN; infinite values raise an error.
@@ -47,8 +46,7 @@ class PowerTransformer(ColumnPreprocessor):
         check_choice("method", method, ("yeo-johnson", "box-cox"))
         if not is_number(power):
             raise ConfigError(f"power={power!r} is not a finite number. Give one, such as 0.5.")
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.power = power
         self.method = method
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.columns import ColumnPreprocessor
-from hpctrain.preprocessors.preprocessor import check_outputs
+from hpctrain.preprocessors.columns import PerColumn
 
 
-class TorchVisionPreprocessor(ColumnPreprocessor):
+class TorchVisionPreprocessor(PerColumn):
     """Applies a transform of torchvision, or any function of a tensor, to columns of images.
 
     Parameters
@@ -42,8 +41,7 @@ class TorchVisionPreprocessor(ColumnPreprocessor):
             raise ConfigError(
                 f"transform={transform!r} cannot be called. Give a function of a tensor."
             )
-        self.output_columns = check_outputs(columns, output_columns)
-        self.columns = list(columns)
+        self._take_columns(columns, output_columns)
         self.transform_fn = transform
         self.batched = batched
 
