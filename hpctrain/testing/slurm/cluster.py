@@ -211,14 +211,8 @@ class VirtualCluster:
 
         Parameters
         ----------
-        node
-            ``head`` or a compute node.
-        argv
-            The command.
-        cwd
-            Its working directory, as the node sees it.
-        environ
-            More variables for it, beside the caller's and `environ`.
+        node, argv, cwd, environ
+            As for `command_on`.
         timeout_s
             How long it may run.
 
@@ -247,14 +241,8 @@ class VirtualCluster:
 
         Parameters
         ----------
-        node
-            ``head`` or a compute node.
-        argv
-            The command. It reads nothing.
-        cwd
-            Its working directory, as the node sees it.
-        environ
-            More variables for it, beside the caller's and `environ`.
+        node, argv, cwd, environ
+            As for `command_on`. The command reads nothing.
         stdout, stderr
             As for `subprocess.Popen`.
         """
