@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain import timeouts
 from hpctrain.config import RunConfig
-from hpctrain.errors import (
-    LaunchError,
-    NodeLostError,
-    TrainingFailedError,
-    WorkerError,
-)
+from hpctrain.errors import LaunchError, NodeLostError, TrainingFailedError, WorkerError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause

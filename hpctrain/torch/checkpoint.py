@@ -18,11 +18,7 @@ from hpctrain.constants import ARCHITECTURE_NAME, MODEL_KEY
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.plan import spec
 from hpctrain.predict.features import describe_model
-from hpctrain.torch.architecture import (
-    NoArchitectureError,
-    read_architecture,
-    write_architecture,
-)
+from hpctrain.torch.architecture import NoArchitectureError, read_architecture, write_architecture
 from hpctrain.writers import open_judged, read_judged
 
 if TYPE_CHECKING:
