@@ -73,7 +73,7 @@ def read_pickle(path: Path, *, trusted: bool, what: str, argument: str = "truste
     Parameters
     ----------
     trusted
-        Whether another user may have written it.
+        Whether it may be opened though another user can have written it.
     what, argument
         As of `refusal`.
 

@@ -99,10 +99,12 @@ class Predictor(NamedArguments, abc.ABC):
 
     def _take_names(self, stored: ModelFeatures | None) -> None:
         """Take the names of features and label that a checkpoint has."""
-        if stored is not None and stored.features is not None:
+        if stored is None:
+            return
+        self.label = stored.label
+        # An estimator may know its features itself.
+        if stored.features is not None:
             self.features = stored.features
-        if stored is not None:
-            self.label = stored.label
 
     @classmethod
     def import_framework(cls) -> Any:
