@@ -9,7 +9,7 @@ from hpctrain import timeouts
 from hpctrain.config import FailureConfig
 from hpctrain.errors import RunStoppedError, TrainingFailedError, WorkerError, WorkerHangError
 from hpctrain.execute.attempt_executor import AttemptExecutor
-from hpctrain.execute.explain import explain_failure
+from hpctrain.execute.explain import explain_failure, first_failure
 from hpctrain.execute.hang import HangWatch
 from hpctrain.execute.live_record import LiveRecord
 from hpctrain.execute.profile_requests import ProfileRequests
@@ -164,11 +164,12 @@ class AttemptLoop:
                 f"name={recorder.run_record.status.name!r} and the same storage_path resumes from "
                 f"{recorder.checkpoint_path() or 'its beginning'}."
             )
-        # The launcher prints how a silent rank died: srun at once, others after they cleaned up; no
-        # launcher does where a node is silent.
-        silent = set(tracker.lost) - set(tracker.failures)
-        if silent and not any(ranks.lost_nodes.values()):
-            ranks.await_death_notice()
+        # If the rank was forked here, that process knows how it died. The launcher prints it: srun
+        # at once, others after they cleaned up; no launcher does where a node is silent.
+        rank, failure = first_failure(tracker)
+        wait_status = None
+        if failure is None and not any(ranks.lost_nodes.values()):
+            wait_status = ranks.await_death_notice(rank)
         return explain_failure(
             tracker,
             workers=ranks.workers,
@@ -176,6 +177,7 @@ class AttemptLoop:
             attempt=recorder.run_record.status.attempt,
             checkpoint=recorder.checkpoint_path(),
             launcher_output=ranks.launcher_output(),
+            wait_status=wait_status,
             calls=self._explain_collectives(),
         )
 

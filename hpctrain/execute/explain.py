@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,6 +91,7 @@ def explain_failure(
     attempt: int,
     checkpoint: Path | None,
     launcher_output: str | None,
+    wait_status: int | None = None,
     calls: Sequence[str] = (),
 ) -> WorkerError:
     """Return the error that ``fit()`` raises. Not collective.
@@ -98,10 +100,12 @@ def explain_failure(
     ----------
     launcher_output
         What srun or mpiexec printed; None where the user has started the ranks.
+    wait_status
+        Of the first silent rank, if it is known. What the launcher printed does not count then.
     calls
         Which collective has failed, and who has not called it.
     """
-    output = launcher_output or ""
+    output = launcher_output if launcher_output and wait_status is None else ""
     rank, failure = first_failure(tracker, output)
     memory = tracker.memory.get(rank, {})
     status = crash = None
@@ -116,7 +120,10 @@ def explain_failure(
     else:
         where = "without a word"
         crash, stack = _crash_in(paths.rank_log(attempt, rank))
-        status = _exit_status(output, rank, worker.pid if worker else -1)
+        if wait_status is not None:
+            status = _name_end(wait_status)
+        else:
+            status = _exit_status(output, rank, worker.pid if worker else -1)
         if status is None:
             alone = tracker.lost.keys() - tracker.failures.keys() == {rank}
             status = _signal_of_all(output, alone=alone)
@@ -260,6 +267,14 @@ def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:
     elif found := re.search(rf"Process name: \[\S+,{rank}\]\s+Exit code:\s+(\d+)", launcher_output):
         status = found.group(1)
     return status
+
+
+def _name_end(wait_status: int) -> str:
+    """Return how a process ended: a signal's name, or a status."""
+    if not os.WIFSIGNALED(wait_status):
+        return str(os.WEXITSTATUS(wait_status))
+    number = str(os.WTERMSIG(wait_status))
+    return _SIGNALS.get(number, f"signal {number}")
 
 
 def _signal_of_all(launcher_output: str, *, alone: bool) -> str | None:

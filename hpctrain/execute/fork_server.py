@@ -155,6 +155,13 @@ class ForkServers(RankForks):
         """Wait until no forked rank is left; return whether that is so."""
         return self._server is None or self._server.await_idle(timeout_s)
 
+    def await_end(self, pid: int) -> int | None:
+        """Wait until a rank has ended; return its wait status, or None if that is not known."""
+        # It is not needed to start one.
+        from hpctrain.execute.offered_fork_server import ask_end
+
+        return None if self._server is None else ask_end(self._server.name, pid)
+
     def prepare_restart(self, imported: Collection[str]) -> None:
         """Start another server, which imports more, beside the one that the ranks were forked by.
 

@@ -38,17 +38,32 @@ def stop_ranks(
                 take_answer(frame)
 
 
-def await_death_notice(hub: Hub, step: StepProcess) -> None:
-    """Let ranks leave; wait until srun or mpiexec prints how one died that was silent.
+def await_death_notice(
+    hub: Hub, step: StepProcess, *, pid: int | None, fork_server: RankForks | None
+) -> int | None:
+    """Let ranks leave; wait until it is known how one died that was silent.
 
-    Not collective.
+    Not collective. What has forked it returns its wait status at once. Otherwise srun or mpiexec
+    prints it, once they have cleaned up, and None is returned.
+
+    Parameters
+    ----------
+    pid
+        Process of that rank; None if it is not known.
+    fork_server
+        What has forked the ranks, if something has.
     """
     hub.send("end")
+    if fork_server is not None and pid is not None:
+        status = fork_server.await_end(pid)
+        if status is not None:
+            return status
     deadline = Deadline(timeouts.DEATH_NOTICE_S)
     while step.returncode() is None and not deadline.is_over:
         if names_a_death(step.last_lines()):
-            return
+            break
         step.wait(_LOOK_AGAIN_S)
+    return None
 
 
 def end_ranks(hub: Hub) -> None:

@@ -8,7 +8,7 @@ from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
-from hpctrain.worker.forking import AWAIT_END, IDLE
+from hpctrain.worker.forking import ASK_END, AWAIT_END, IDLE, STATUS
 
 
 class OfferedForkServer(RankForks):
@@ -50,6 +50,10 @@ class OfferedForkServer(RankForks):
         """
         return all(await_forks(self._name, command, timeout_s) for command in self._commands)
 
+    def await_end(self, pid: int) -> int | None:
+        """Wait until a rank has ended; return its wait status, or None if that is not known."""
+        return ask_end(self._name, pid)
+
     def close(self) -> None:
         """Do nothing: it is of other runs, too."""
 
@@ -75,3 +79,27 @@ def await_forks(
             return sock.recv(1) == IDLE
     except (LinkTimeoutError, OSError):
         return False
+
+
+def ask_end(name: str, pid: int, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> int | None:
+    """Wait until a rank has ended; return its wait status, or None if that is not known.
+
+    Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the socket of the server that has forked it.
+    pid
+        Of the rank.
+    """
+    try:
+        with local_socket.connect(name, timeout_s=0) as sock:
+            sock.settimeout(timeout_s)
+            # The server sends a byte when it is ready.
+            sock.recv(1)
+            sock.sendall(ASK_END + str(pid).encode())
+            content = sock.recv(STATUS.size)
+    except (LinkTimeoutError, OSError):
+        return None
+    return int(STATUS.unpack(content)[0]) if len(content) == STATUS.size else None

@@ -99,6 +99,18 @@ class RankForks(ABC):
         reasons, self._reasons = self._reasons, []
         return list(dict.fromkeys(reasons))
 
+    def await_end(self, pid: int) -> int | None:
+        """Wait until a rank has ended; return its wait status, or None if that is not known.
+
+        By default it never is: what has started the ranks prints it.
+
+        Parameters
+        ----------
+        pid
+            Of the rank, on this machine.
+        """
+        return None
+
     @abstractmethod
     def await_idle(self) -> bool:
         """Wait until no forked rank is left; return whether that is so."""

@@ -256,10 +256,19 @@ class RankGroup(CallsFunctions):
         """Return the last lines that srun or mpiexec printed."""
         return "" if self._step is None else self._step.last_lines()
 
-    def await_death_notice(self) -> None:
-        """Let ranks leave; wait until srun or mpiexec prints how one died that was silent."""
+    def await_death_notice(self, rank: int) -> int | None:
+        """Let ranks leave; wait until it is known how one died that was silent.
+
+        Return its wait status, or None if srun or mpiexec prints how it died, or nobody knows.
+        """
         assert self._step is not None
-        await_death_notice(self._started_hub(), self._step)
+        worker = self._workers.get(rank)
+        return await_death_notice(
+            self._started_hub(),
+            self._step,
+            pid=None if worker is None else worker.pid,
+            fork_server=self._how.fork_server,
+        )
 
     def stop_ranks(self, patience_s: float = 10.0) -> None:
         """Let ranks that wait for a command leave, and wait for the step to end."""

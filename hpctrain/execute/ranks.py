@@ -45,8 +45,14 @@ class Ranks(Protocol):
     def launcher_output(self) -> str | None:
         """Return the last lines of what started the ranks; None if it is not ours."""
 
-    def await_death_notice(self) -> None:
-        """Wait until the launcher prints how a rank died that reported nothing itself.
+    def await_death_notice(self, rank: int) -> int | None:
+        """Wait until it is known how a rank died that reported nothing itself.
 
-        Meanwhile the others can leave. Returns at once where no launcher prints it.
+        Meanwhile the others can leave.
+
+        Returns
+        -------
+        int or None
+            Its wait status, where that is known; otherwise the launcher prints how it died. Returns
+            at once where no launcher does.
         """

@@ -30,6 +30,8 @@ class FakeRanks:
         """Exit status of the launcher."""
         self.said: str | None = None
         """Output of the launcher."""
+        self.wait_statuses: dict[int, int] = {}
+        """How ranks died, where that is known of others than the launcher."""
         self.sent: list[tuple[str, dict[str, Any]]] = []
         """Frames that ranks received: the operation, and its details."""
         self.uses: dict[str, dict[str, Any]] = {}
@@ -105,6 +107,7 @@ class FakeRanks:
         """Return what the test has set."""
         return self.said
 
-    def await_death_notice(self) -> None:
-        """Take note of it."""
-        self.sent.append(("await_death_notice", {}))
+    def await_death_notice(self, rank: int) -> int | None:
+        """Take note of it, and return what the test has set."""
+        self.sent.append(("await_death_notice", {"rank": rank}))
+        return self.wait_statuses.get(rank)

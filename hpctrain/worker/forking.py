@@ -29,7 +29,12 @@ AWAIT_END = b"W"
 """What an executor sends in place of a client, before the command of the ranks that it means."""
 IDLE = b"I"
 """What it is sent once none of them is left."""
-_STATUS = struct.Struct("=i")
+ASK_END = b"S"
+"""What it sends before the pid of a rank. Once that has ended it is sent its wait status, or
+nothing where that says nothing of why: its client was ended first, and the rank with it."""
+STATUS = struct.Struct("=i")
+"""A wait status, as it travels."""
+_MOST_ENDS = 4096
 _MOST_DESCRIPTORS = 8
 _MOST_COMMAND_BYTES = 2**16
 _GO = b"G"
@@ -82,6 +87,8 @@ class ForkServer:
         self._ranks: dict[int, _Rank] = {}
         self._rank_of: dict[int, _Rank] = {}
         self._awaited: list[tuple[socket.socket, tuple[str, ...]]] = []
+        self._ends: dict[int, int] = {}
+        self._asked: list[tuple[socket.socket, int]] = []
         self._poller = select.poll()
         for sock in (listener, owner):
             self._poller.register(sock, select.POLLIN)
@@ -159,8 +166,8 @@ class ForkServer:
             _close(*descriptors)
             client.close()
             return None
-        if asked == AWAIT_END:
-            self._await_end(client)
+        if asked in (AWAIT_END, ASK_END):
+            self._await_end(client, asked)
             return None
         try:
             launched = read_launched(local_socket.peer_pid(client))
@@ -179,15 +186,18 @@ class ForkServer:
             self._tell(refused=answer)
         return None
 
-    def _await_end(self, client: socket.socket) -> None:
-        """Send an executor that its ranks have ended, once they have."""
+    def _await_end(self, client: socket.socket, asked: bytes) -> None:
+        """Send an executor that its ranks have ended, or how one of them has, once that is so."""
         try:
             # It came with the byte before it.
-            command = tuple(client.recv(_MOST_COMMAND_BYTES).decode().split("\0"))
-        except (OSError, UnicodeDecodeError):
+            text = client.recv(_MOST_COMMAND_BYTES).decode()
+            if asked == ASK_END:
+                self._asked.append((client, int(text)))
+            else:
+                self._awaited.append((client, tuple(text.split("\0"))))
+        except (OSError, ValueError):
             client.close()
             return
-        self._awaited.append((client, command))
         self._tell_awaited()
 
     def _tell_awaited(self) -> None:
@@ -196,6 +206,12 @@ class ForkServer:
             self._awaited.remove(awaited)
             with awaited[0] as client, contextlib.suppress(OSError):
                 client.sendall(IDLE)
+        pids = {rank.pid for rank in self._ranks.values()}
+        for asked in [each for each in self._asked if each[1] not in pids]:
+            self._asked.remove(asked)
+            with asked[0] as client, contextlib.suppress(OSError):
+                if (status := self._ends.get(asked[1])) is not None:
+                    client.sendall(STATUS.pack(status))
 
     def _why_not(self, launched: Launched, descriptors: Sequence[int]) -> str:
         if len(descriptors) != 3 + ("PMI_FD" in launched.environment):
@@ -265,7 +281,7 @@ class ForkServer:
             end_with(parent)
             for sock in filter(None, (self._listener, self._owner, *self._clients.values())):
                 sock.close()
-            for waiting, _ in self._awaited:
+            for waiting, _ in (*self._awaited, *self._asked):
                 waiting.close()
             for rank in self._ranks.values():
                 os.close(rank.pidfd)
@@ -294,9 +310,14 @@ class ForkServer:
         del self._ranks[rank.pidfd]
         self._poller.unregister(rank.pidfd)
         os.close(rank.pidfd)
+        # Of the last process with that number.
+        self._ends.pop(rank.pid, None)
         if rank.client is not None:
+            self._ends[rank.pid] = status
+            if len(self._ends) > _MOST_ENDS:
+                del self._ends[next(iter(self._ends))]
             with contextlib.suppress(OSError):
-                rank.client.sendall(_ENDED + _STATUS.pack(status))
+                rank.client.sendall(_ENDED + STATUS.pack(status))
             self._drop_client(rank)
         self._tell_if_idle()
         self._tell_awaited()
@@ -311,6 +332,10 @@ class ForkServer:
             return
         except OSError:
             pass
+        if os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            # The launcher has ended the client because of that.
+            self._reap(rank)
+            return
         self._drop_client(rank)
         # With what it has started, as a launcher would; it leads a session of its own.
         with contextlib.suppress(ProcessLookupError):

@@ -173,7 +173,7 @@ def test_a_failed_rank_is_named_and_callbacks_see_all_that_failed(attempt: Attem
     assert raised.value.rank == 1
     assert attempt.seen.ranks == [[0, 1]]
     assert attempt.seen.files == [2], "callbacks may read what ranks said of their failures"
-    assert ("await_death_notice", {}) not in attempt.ranks.sent
+    assert not [op for op, _ in attempt.ranks.sent if op == "await_death_notice"]
 
 
 def test_of_a_rank_that_died_without_a_word_the_launcher_is_asked(attempt: Attempt):
@@ -182,7 +182,25 @@ def test_of_a_rank_that_died_without_a_word_the_launcher_is_asked(attempt: Attem
     with pytest.raises(WorkerError, match="exited with status 7") as raised:
         attempt.run()
     assert raised.value.rank == 1
-    assert ("await_death_notice", {}) in attempt.ranks.sent
+    assert ("await_death_notice", {"rank": 1}) in attempt.ranks.sent
+
+
+def test_what_has_forked_a_rank_knows_how_it_died_and_no_launcher_counts(attempt: Attempt):
+    attempt.ranks.send("lost", 1)
+    attempt.ranks.send("lost", 0)
+    attempt.ranks.wait_statuses = {1: 9}
+    attempt.ranks.said = "a rank printed: task 0: Exited with exit code 7"
+    with pytest.raises(WorkerError, match="killed by SIGKILL") as raised:
+        attempt.run()
+    assert raised.value.rank == 1
+
+
+def test_nobody_waits_for_how_another_died_if_a_rank_says_why_it_failed(attempt: Attempt):
+    attempt.ranks.send("lost", 0)
+    attempt.ranks.fail(1, "no such file")
+    with pytest.raises(WorkerError, match="no such file"):
+        attempt.run()
+    assert not [op for op, _ in attempt.ranks.sent if op == "await_death_notice"]
 
 
 def test_nobody_waits_for_the_launcher_of_a_node_that_is_silent(attempt: Attempt):
@@ -190,7 +208,7 @@ def test_nobody_waits_for_the_launcher_of_a_node_that_is_silent(attempt: Attempt
     attempt.ranks.send("lost", 1, agent=True)
     with pytest.raises(WorkerError):
         attempt.run()
-    assert ("await_death_notice", {}) not in attempt.ranks.sent
+    assert not [op for op, _ in attempt.ranks.sent if op == "await_death_notice"]
 
 
 @pytest.mark.parametrize(

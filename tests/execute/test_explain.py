@@ -121,7 +121,11 @@ def lose(tracker: AttemptTracker, *ranks: int, agent: bool = False, memory: Any 
 
 
 def explain(
-    tracker: AttemptTracker, paths: RunPaths, output: str = "", checkpoint: Path | None = None
+    tracker: AttemptTracker,
+    paths: RunPaths,
+    output: str = "",
+    checkpoint: Path | None = None,
+    wait_status: int | None = None,
 ) -> WorkerError:
     return explain_failure(
         tracker,
@@ -135,6 +139,7 @@ def explain(
         attempt=1,
         checkpoint=checkpoint,
         launcher_output=output,
+        wait_status=wait_status,
     )
 
 
@@ -374,3 +379,31 @@ def test_an_exception_and_a_lost_node_are_named_in_one_line(
     other = AttemptTracker(world_size=4, first_report=0)
     lose(other, 3, agent=True)
     assert explain(other, paths, "").brief == "node n1 is lost, with rank 3"
+
+
+@pytest.mark.parametrize(
+    ("wait_status", "reason", "brief"),
+    [
+        (9, "killed by SIGKILL", "was killed (SIGKILL)"),
+        # With a core dump.
+        (11 | 0x80, "killed by SIGSEGV: a crash in compiled code", "crashed (SIGSEGV)"),
+        (34, "killed by signal 34", "was killed (signal 34)"),
+        (7 << 8, "exited with status 7", "exited with status 7"),
+        (0, "exited with status 0", "exited with status 0"),
+    ],
+)
+def test_a_wait_status_says_how_a_rank_ended_whatever_the_launcher_prints(
+    tracker: AttemptTracker, paths: RunPaths, wait_status: int, reason: str, brief: str
+):
+    lose(tracker, 2)
+    error = explain(tracker, paths, SRUN_EXITED, wait_status=wait_status)
+    assert error.rank == 2
+    assert f"failed without a word: {reason}" in str(error)
+    assert error.brief == f"rank 2 on n1 {brief}"
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_so_by_its_wait_status_too(
+    tracker: AttemptTracker, paths: RunPaths
+):
+    lose(tracker, 1, memory=KILLED)
+    assert "killed by the kernel, out of memory" in str(explain(tracker, paths, wait_status=9))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from hpctrain import environ
 from hpctrain.execute.fork_server import ForkServers
-from hpctrain.execute.offered_fork_server import OfferedForkServer
+from hpctrain.execute.offered_fork_server import OfferedForkServer, ask_end
 from tests.waiting import wait_until
 from tests.worker.programs import STATE, WAITS, Program, is_alive
 
@@ -109,6 +110,50 @@ def test_a_client_ends_as_its_rank_does(
     # A traceback has frames of its own below that of the program.
     assert ours.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
     assert servers.take_reasons() == []
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("os.kill(os.getpid(), 15)", -15)],
+)
+@pytest.mark.parametrize("is_offered", [False, True])
+def test_a_server_says_how_a_rank_has_ended(
+    is_offered: bool,
+    end: str,
+    expected: int,
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+) -> None:
+    source = f"import os\nprint(os.getpid(), flush=True)\ninput()\n{end}\n"
+    program, servers = Program(tmp_path, variables, source), make_servers()
+    executor = OfferedForkServer(servers.offer(variables)) if is_offered else servers
+    client = program.start(executor.command(program.plain, variables), stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    pid = int(client.stdout.readline())
+    assert ask_end(servers.offer(variables), pid, timeout_s=0.05) is None, "it is alive"
+    assert executor.await_end(client.pid) is None, "it is no rank"
+    with ThreadPoolExecutor(1) as beside:
+        # It is asked while the rank lives, and after its end.
+        found = beside.submit(executor.await_end, pid)
+        client.communicate("\n", timeout=60)
+        for status in (found.result(60), executor.await_end(pid)):
+            assert status is not None
+            assert os.waitstatus_to_exitcode(status) == expected
+    assert client.returncode == expected
+
+
+def test_how_a_rank_ended_is_not_known_if_its_client_was_killed_first(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program, servers = Program(tmp_path, variables, WAITS), make_servers()
+    client = program.start(servers.command(program.plain, variables), stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    pid = int(client.stdout.readline().split()[0])
+    client.kill()
+    client.communicate(timeout=60)
+    assert servers.await_end(pid) is None
+    assert not is_alive(pid)
 
 
 def test_signals_for_the_client_reach_the_rank_and_eof_of_its_input_too(
