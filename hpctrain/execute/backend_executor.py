@@ -272,6 +272,7 @@ class BackendExecutor:
         if self._group is not None:
             self._group.shutdown(patience_s=10.0 if graceful_termination else 0.0)
         if self._attempt is not None:
+            self._recorder.checkpoints.close()
             self._recorder.run_record.directory.close()
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)

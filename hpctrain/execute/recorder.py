@@ -344,6 +344,7 @@ class Recorder:
     def end(self, error: BaseException | None) -> None:
         """Write how the run ended, and call the callbacks."""
         self.validations.close()
+        self.checkpoints.close()
         if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
             name_next_step(error, run=self.paths.root, checkpoint=self.checkpoint_path())
         event, message = describe_run_end(error)

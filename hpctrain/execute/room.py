@@ -45,6 +45,14 @@ def await_room(
         time.sleep(_LOOK_INTERVAL_S)
 
 
+def has_room(paths: RunPaths) -> bool:
+    """Return whether a file can be written into the run directory, as far as may change.
+
+    Not collective.
+    """
+    return _write_probe(paths) is None
+
+
 def _write_probe(paths: RunPaths) -> OSError | None:
     """Return why nothing can be written, if that may pass."""
     probe = name_beside(paths.root / "room")

@@ -11,7 +11,9 @@ from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
+from hpctrain.execute.deletions import Deletions
 from hpctrain.execute.executor_record import ExecutorRecord
+from hpctrain.execute.room import has_room
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, find_metric, find_number, has_metric
@@ -36,7 +38,8 @@ class RunCheckpoints:
     """
 
     def __init__(self, run_record: ExecutorRecord, config: CheckpointConfig) -> None:
-        self.store = CheckpointStore(run_record.paths.checkpoints)
+        self._deletions = Deletions()
+        self.store = CheckpointStore(run_record.paths.checkpoints, delete=self._deletions.begin)
         self.latest: Checkpoint | None = None
         """The newest complete one."""
         self.saved = 0
@@ -91,7 +94,10 @@ class RunCheckpoints:
         raise AssertionError("the last look raises or returns")
 
     def clear(self) -> None:
-        """Delete what a failed attempt left half done; call it while no rank runs."""
+        """Delete what a failed attempt left half done; call it while no rank runs.
+
+        It goes in the background, unless the disk has no room for other files.
+        """
         if not self._run_record.may_write:
             return
         try:
@@ -99,6 +105,12 @@ class RunCheckpoints:
         except OSError as error:
             # The next attempt looks again, and this one's end has a reason of its own.
             self._run_record.warn_unwritten("checkpoints/", error)
+        if not has_room(self._run_record.paths):
+            self._deletions.finish()
+
+    def close(self) -> None:
+        """Wait until what is deleted is gone."""
+        self._deletions.finish()
 
     def end_attempt(self) -> None:
         """Let go of what the attempt resumed from."""

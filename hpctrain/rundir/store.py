@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from hpctrain.rundir.verify import TRY_AGAIN, verify_files
 if TYPE_CHECKING:
     from hpctrain.config import CheckpointConfig
 
+_delete_now = partial(shutil.rmtree, ignore_errors=True)
 _SCANNED_BYTES = 64 * 2**20
 """Of a state that are verified before ranks start: more would keep them waiting."""
 
@@ -56,10 +58,14 @@ class CheckpointStore:
     ----------
     directory
         ``checkpoints/`` of the run directory.
+    delete
+        Deletes a directory that has no reader any more, now or in the background. It may be given
+        one again whose deletion has not ended.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, delete: Callable[[Path], None] = _delete_now) -> None:
         self._directory = directory
+        self._delete = delete
 
     def commit(
         self,
@@ -273,8 +279,15 @@ class CheckpointStore:
             for parent in (self._directory.parent, self._directory.parent.parent):
                 fsync_directory(parent)
         for entry in list(os.scandir(self._directory)):
-            if entry.name.startswith((".tmp-", ".trash-")):
-                shutil.rmtree(entry.path, ignore_errors=True)
+            if entry.name.startswith(".trash-"):
+                self._delete(Path(entry.path))
+            elif entry.name.startswith(".tmp-"):
+                try:
+                    # Another attempt may have the number, and the name, of the one that is gone.
+                    self._remove(Path(entry.path))
+                except OSError:
+                    # The disk may be too full for another name.
+                    _delete_now(entry.path)
             elif entry.name.endswith(REPLACED):
                 original = self._directory / entry.name.removesuffix(REPLACED)
                 if original.exists():
@@ -348,7 +361,7 @@ class CheckpointStore:
         # Readers list by name: it is gone for them at once, whatever the deletion then takes.
         trash = path.with_name(f".trash-{path.name}-{time.monotonic_ns()}")
         os.rename(path, trash)
-        shutil.rmtree(trash, ignore_errors=True)
+        self._delete(trash)
 
 
 def _is_large(manifest: Manifest) -> bool:

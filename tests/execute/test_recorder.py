@@ -150,6 +150,7 @@ def test_checkpoints_that_are_not_kept_are_deleted(paths: RunPaths, broadcasts: 
     recorder = make_recorder(paths, checkpoint_config=CheckpointConfig(num_to_keep=1))
     for number in (1, 2):
         recorder.record(make_round(number, paths=paths), broadcasts)
+    recorder.checkpoints.close()
     assert [path.name for path in paths.checkpoints.iterdir()] == ["000002"]
 
 
@@ -161,8 +162,10 @@ def test_what_an_attempt_resumed_from_stays_until_the_attempt_ends(
     assert recorder.begin_attempt(None).first_report == 1
     for number in (2, 3):
         recorder.record(make_round(number, paths=paths), broadcasts)
+    recorder.checkpoints.close()
     assert sorted(path.name for path in paths.checkpoints.iterdir()) == ["000001", "000003"]
     recorder.end_attempt(error=None, reports=3)
+    recorder.checkpoints.close()
     assert [path.name for path in paths.checkpoints.iterdir()] == ["000003"]
 
 

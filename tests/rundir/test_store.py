@@ -359,6 +359,33 @@ def test_what_a_dead_attempt_left_half_done_is_removed(directory: Path, store: C
     assert names(directory) == ["000001", "000009.damaged"]
 
 
+def test_what_is_to_be_deleted_is_renamed_at_once_and_given_to_who_deletes(directory: Path):
+    commit(directory, 1)
+    commit(directory, 2)
+    staging_directory(directory, attempt=1, report=3, rank=0).mkdir(parents=True)
+    (directory / ".trash-000000-1").mkdir()
+    given: list[Path] = []
+    store = CheckpointStore(directory, delete=given.append)
+    store.prepare()
+    store.retain(CheckpointConfig(num_to_keep=1))
+    assert [path.name for path in given if path.name == ".trash-000000-1"]
+    assert len(given) == 3
+    assert sorted(entry.name for entry in directory.iterdir() if entry not in given) == ["000002"]
+
+
+def test_what_a_dead_attempt_left_is_removed_from_a_disk_without_room_for_another_name(
+    directory: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    staging_directory(directory, attempt=1, report=2, rank=0).mkdir(parents=True)
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    store.prepare()
+    assert not list(directory.iterdir())
+
+
 def test_removing_the_unfinished_makes_the_directory_of_a_new_run(
     directory: Path, store: CheckpointStore
 ):

@@ -1,0 +1,49 @@
+"""`Deletions`: deletes directories in the background, as a checkpoint takes the disk a while."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+
+class Deletions:
+    """Deletes directories in threads: the ranks of the next attempt need not wait for it.
+
+    What a process that ends leaves half deleted is for the next one to delete.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[Path, threading.Thread] = {}
+
+    def begin(self, path: Path) -> None:
+        """Delete a directory that is read no more; never raises. Not collective.
+
+        Where there may be no more threads it is gone when this returns.
+
+        Parameters
+        ----------
+        path
+            It may be given again while it is being deleted.
+        """
+        self._threads = {p: t for p, t in self._threads.items() if t.is_alive()}
+        if path in self._threads:
+            return
+        thread = threading.Thread(
+            target=shutil.rmtree,
+            args=(path,),
+            kwargs={"ignore_errors": True},
+            name="hpctrain-delete",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            shutil.rmtree(path, ignore_errors=True)
+            return
+        self._threads[path] = thread
+
+    def finish(self) -> None:
+        """Wait until all of them are deleted. Not collective."""
+        for thread in self._threads.values():
+            thread.join()
