@@ -164,12 +164,15 @@ class AttemptLoop:
                 f"name={recorder.run_record.status.name!r} and the same storage_path resumes from "
                 f"{recorder.checkpoint_path() or 'its beginning'}."
             )
-        # If the rank was forked here, that process knows how it died. The launcher prints it: srun
-        # at once, others after they cleaned up; no launcher does where a node is silent.
+        # What has forked ranks knows how they died, and which ones the launcher ended for another.
+        # Otherwise the launcher prints it: srun at once, others after they cleaned up; no launcher
+        # does where a node is silent.
         rank, failure = first_failure(tracker)
-        wait_status = None
+        death = None
         if failure is None and not any(ranks.lost_nodes.values()):
-            wait_status = ranks.await_death_notice(rank)
+            is_for_memory = bool(tracker.memory.get(rank, {}).get("kills"))
+            silent = [rank for rank in tracker.lost if rank not in tracker.failures]
+            death = ranks.await_death_notice([rank] if is_for_memory else silent)
         return explain_failure(
             tracker,
             workers=ranks.workers,
@@ -177,7 +180,7 @@ class AttemptLoop:
             attempt=recorder.run_record.status.attempt,
             checkpoint=recorder.checkpoint_path(),
             launcher_output=ranks.launcher_output(),
-            wait_status=wait_status,
+            death=death,
             calls=self._explain_collectives(),
         )
 

@@ -91,7 +91,7 @@ def explain_failure(
     attempt: int,
     checkpoint: Path | None,
     launcher_output: str | None,
-    wait_status: int | None = None,
+    death: tuple[int, int] | None = None,
     calls: Sequence[str] = (),
 ) -> WorkerError:
     """Return the error that ``fit()`` raises. Not collective.
@@ -100,13 +100,14 @@ def explain_failure(
     ----------
     launcher_output
         What srun or mpiexec printed; None where the user has started the ranks.
-    wait_status
-        Of the first silent rank, if it is known. What the launcher printed does not count then.
+    death
+        The rank that died silently, and its wait status, if they are known. What the launcher
+        printed does not count then.
     calls
         Which collective has failed, and who has not called it.
     """
-    output = launcher_output if launcher_output and wait_status is None else ""
-    rank, failure = first_failure(tracker, output)
+    output = launcher_output if launcher_output and death is None else ""
+    rank, failure = first_failure(tracker, output) if death is None else (death[0], None)
     memory = tracker.memory.get(rank, {})
     status = crash = None
     stack = ""
@@ -120,8 +121,8 @@ def explain_failure(
     else:
         where = "without a word"
         crash, stack = _crash_in(paths.rank_log(attempt, rank))
-        if wait_status is not None:
-            status = _name_end(wait_status)
+        if death is not None:
+            status = _name_end(death[1])
         else:
             status = _exit_status(output, rank, worker.pid if worker else -1)
         if status is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hpctrain import timeouts
 from hpctrain.control.hub import Hub
@@ -39,25 +39,25 @@ def stop_ranks(
 
 
 def await_death_notice(
-    hub: Hub, step: StepProcess, *, pid: int | None, fork_server: RankForks | None
-) -> int | None:
+    hub: Hub, step: StepProcess, *, pids: Mapping[int, int], fork_server: RankForks | None
+) -> tuple[int, int] | None:
     """Let ranks leave; wait until it is known how one died that was silent.
 
-    Not collective. What has forked it returns its wait status at once. Otherwise srun or mpiexec
-    prints it, once they have cleaned up, and None is returned.
+    Not collective. What has forked them knows at once which it was, and its wait status: these are
+    returned. Otherwise srun or mpiexec prints it, once they have cleaned up, and None is returned.
 
     Parameters
     ----------
-    pid
-        Process of that rank; None if it is not known.
+    pids
+        Processes of the ranks that may be it, by rank.
     fork_server
         What has forked the ranks, if something has.
     """
     hub.send("end")
-    if fork_server is not None and pid is not None:
-        status = fork_server.await_end(pid)
-        if status is not None:
-            return status
+    if fork_server is not None:
+        for rank, pid in pids.items():
+            if (status := fork_server.await_end(pid)) is not None:
+                return rank, status
     deadline = Deadline(timeouts.DEATH_NOTICE_S)
     while step.returncode() is None and not deadline.is_over:
         if names_a_death(step.last_lines()):

@@ -256,18 +256,15 @@ class RankGroup(CallsFunctions):
         """Return the last lines that srun or mpiexec printed."""
         return "" if self._step is None else self._step.last_lines()
 
-    def await_death_notice(self, rank: int) -> int | None:
+    def await_death_notice(self, silent: Sequence[int]) -> tuple[int, int] | None:
         """Let ranks leave; wait until it is known how one died that was silent.
 
-        Return its wait status, or None if srun or mpiexec prints how it died, or nobody knows.
+        Return it and its wait status, or None if srun or mpiexec prints it, or nobody knows.
         """
         assert self._step is not None
-        worker = self._workers.get(rank)
+        pids = {rank: self._workers[rank].pid for rank in silent if rank in self._workers}
         return await_death_notice(
-            self._started_hub(),
-            self._step,
-            pid=None if worker is None else worker.pid,
-            fork_server=self._how.fork_server,
+            self._started_hub(), self._step, pids=pids, fork_server=self._how.fork_server
         )
 
     def stop_ranks(self, patience_s: float = 10.0) -> None:

@@ -45,14 +45,19 @@ class Ranks(Protocol):
     def launcher_output(self) -> str | None:
         """Return the last lines of what started the ranks; None if it is not ours."""
 
-    def await_death_notice(self, rank: int) -> int | None:
+    def await_death_notice(self, silent: Sequence[int]) -> tuple[int, int] | None:
         """Wait until it is known how a rank died that reported nothing itself.
 
         Meanwhile the others can leave.
 
+        Parameters
+        ----------
+        silent
+            Ranks that may be it, those first whose connection ended first.
+
         Returns
         -------
-        int or None
-            Its wait status, where that is known; otherwise the launcher prints how it died. Returns
-            at once where no launcher does.
+        tuple or None
+            The rank, and its wait status, where these are known; otherwise the launcher prints how
+            it died. Returns at once where no launcher does.
         """

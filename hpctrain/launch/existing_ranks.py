@@ -122,7 +122,7 @@ class ExistingRanks:
     def launcher_output(self) -> None:
         """Return None: it goes elsewhere."""
 
-    def await_death_notice(self, rank: int) -> None:
+    def await_death_notice(self, silent: Sequence[int]) -> None:
         """Return at once: there is no launcher to read here."""
 
     def dismiss(self, op: str, body: bytes, *, patience_s: float) -> None:

@@ -57,7 +57,7 @@ class InlineRanks:
     def launcher_output(self) -> None:
         """Return None: nothing was started."""
 
-    def await_death_notice(self, rank: int) -> None:
+    def await_death_notice(self, silent: Sequence[int]) -> None:
         """Return at once."""
 
 

@@ -107,7 +107,8 @@ class FakeRanks:
         """Return what the test has set."""
         return self.said
 
-    def await_death_notice(self, rank: int) -> int | None:
+    def await_death_notice(self, silent: Sequence[int]) -> tuple[int, int] | None:
         """Take note of it, and return what the test has set."""
-        self.sent.append(("await_death_notice", {"rank": rank}))
-        return self.wait_statuses.get(rank)
+        self.sent.append(("await_death_notice", {"silent": silent}))
+        known = ((rank, self.wait_statuses[rank]) for rank in silent if rank in self.wait_statuses)
+        return next(known, None)

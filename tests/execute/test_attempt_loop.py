@@ -182,15 +182,25 @@ def test_of_a_rank_that_died_without_a_word_the_launcher_is_asked(attempt: Attem
     with pytest.raises(WorkerError, match="exited with status 7") as raised:
         attempt.run()
     assert raised.value.rank == 1
-    assert ("await_death_notice", {"rank": 1}) in attempt.ranks.sent
+    assert ("await_death_notice", {"silent": [1]}) in attempt.ranks.sent
 
 
-def test_what_has_forked_a_rank_knows_how_it_died_and_no_launcher_counts(attempt: Attempt):
-    attempt.ranks.send("lost", 1)
+def test_what_has_forked_ranks_knows_which_died_and_how_and_no_launcher_counts(attempt: Attempt):
+    # Rank 0 was ended because of rank 1, and its connection ended first.
     attempt.ranks.send("lost", 0)
+    attempt.ranks.send("lost", 1)
     attempt.ranks.wait_statuses = {1: 9}
     attempt.ranks.said = "a rank printed: task 0: Exited with exit code 7"
     with pytest.raises(WorkerError, match="killed by SIGKILL") as raised:
+        attempt.run()
+    assert raised.value.rank == 1
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_named_whoever_died_before(attempt: Attempt):
+    attempt.ranks.send("lost", 0)
+    attempt.ranks.send("lost", 1, memory={"kills": 1})
+    attempt.ranks.wait_statuses = {0: 9, 1: 9}
+    with pytest.raises(WorkerError, match="killed by the kernel, out of memory") as raised:
         attempt.run()
     assert raised.value.rank == 1
 

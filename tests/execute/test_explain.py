@@ -125,7 +125,7 @@ def explain(
     paths: RunPaths,
     output: str = "",
     checkpoint: Path | None = None,
-    wait_status: int | None = None,
+    death: tuple[int, int] | None = None,
 ) -> WorkerError:
     return explain_failure(
         tracker,
@@ -139,7 +139,7 @@ def explain(
         attempt=1,
         checkpoint=checkpoint,
         launcher_output=output,
-        wait_status=wait_status,
+        death=death,
     )
 
 
@@ -395,8 +395,8 @@ def test_an_exception_and_a_lost_node_are_named_in_one_line(
 def test_a_wait_status_says_how_a_rank_ended_whatever_the_launcher_prints(
     tracker: AttemptTracker, paths: RunPaths, wait_status: int, reason: str, brief: str
 ):
-    lose(tracker, 2)
-    error = explain(tracker, paths, SRUN_EXITED, wait_status=wait_status)
+    lose(tracker, 0, 2)
+    error = explain(tracker, paths, SRUN_EXITED, death=(2, wait_status))
     assert error.rank == 2
     assert f"failed without a word: {reason}" in str(error)
     assert error.brief == f"rank 2 on n1 {brief}"
@@ -406,4 +406,4 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_so_by_its_wait_status_too(
     tracker: AttemptTracker, paths: RunPaths
 ):
     lose(tracker, 1, memory=KILLED)
-    assert "killed by the kernel, out of memory" in str(explain(tracker, paths, wait_status=9))
+    assert "killed by the kernel, out of memory" in str(explain(tracker, paths, death=(1, 9)))

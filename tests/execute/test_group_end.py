@@ -42,22 +42,22 @@ class Forks:
 
 
 @pytest.mark.parametrize(
-    ("pid", "fork_server", "found", "waits"),
+    ("pids", "fork_server", "found", "waits"),
     [
-        (4711, Forks(), 9, 0),
-        (4712, Forks(), None, 3),
-        (None, Forks(), None, 3),
-        (4711, None, None, 3),
+        ({3: 4712, 1: 4711}, Forks(), (1, 9), 0),
+        ({3: 4712}, Forks(), None, 3),
+        ({}, Forks(), None, 3),
+        ({1: 4711}, None, None, 3),
     ],
 )
 def test_the_launcher_is_waited_for_only_if_nothing_else_knows_how_a_rank_died(
-    pid: int | None, fork_server: Any, found: int | None, waits: int
+    pids: dict[int, int], fork_server: Any, found: tuple[int, int] | None, waits: int
 ) -> None:
     hub, step = Hub(), Step()
     status = await_death_notice(
         hub,  # type: ignore[arg-type]
         step,  # type: ignore[arg-type]
-        pid=pid,
+        pids=pids,
         fork_server=fork_server,
     )
     assert (status, step.waits, hub.sent) == (found, waits, ["end"])
