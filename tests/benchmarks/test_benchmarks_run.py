@@ -60,7 +60,7 @@ def test_a_restart_with_torch_is_measured_beside_a_cold_start(tmp_path):
 
 def test_agents_that_relay_are_measured_beside_those_with_a_connection_each(tmp_path):
     measured, said = measure(
-        tmp_path, "hub_tree.py", "--sizes", "16", "40", "--beats", "0.5", "--rounds", "1"
+        tmp_path, "hub_tree.py", "--sizes", "16", "40", "--beats", "1", "--rounds", "1"
     )
 
     rows = [(row["nodes"], row["fanout"], row["connections"]) for row in measured["rows"]]
