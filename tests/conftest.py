@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from hpctrain.execute.fork_server import ForkServers
     from hpctrain.rundir.paths import RunPaths
     from hpctrain.testing.slurm import VirtualCluster
 
@@ -145,6 +146,16 @@ def paths(tmp_path: Path) -> RunPaths:
     paths = RunPaths(tmp_path / "run")
     paths.checkpoints.mkdir(parents=True)
     return paths
+
+
+@pytest.fixture(scope="session")
+def kept_fork_servers() -> Iterator[dict[tuple[str, ...], ForkServers]]:
+    """Processes that ranks are forked from, from one file to the next: see tests/imports.py."""
+    from tests.imports import close_servers
+
+    servers: dict[tuple[str, ...], ForkServers] = {}
+    yield servers
+    close_servers(servers)
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ _fork_server_for = fork_server.fork_server_for
 
 
 @contextmanager
-def imported_once(*modules: str) -> Iterator[None]:
+def imported_once(
+    *modules: str, kept: dict[tuple[str, ...], ForkServers] | None = None
+) -> Iterator[None]:
     """Fork the ranks of all runs on this machine from a process that stays from run to run.
 
     It starts with the first of these runs, and anew where ranks of the next one have other modules
@@ -37,8 +39,10 @@ def imported_once(*modules: str) -> Iterator[None]:
     ----------
     modules
         What it imports beside what a sweep imports for its trials.
+    kept
+        Where such a process stays when this ends, for the next time; it is ended here without that.
     """
-    servers: dict[tuple[str, ...], ForkServers] = {}
+    servers: dict[tuple[str, ...], ForkServers] = {} if kept is None else kept
 
     def offer(plan: LaunchPlan, settings: RankSettings, *, offered: str = "") -> RankForks | None:
         if plan.launcher != "local" or not environ.wants_fork_server():
@@ -50,7 +54,7 @@ def imported_once(*modules: str) -> Iterator[None]:
         places = own_places(settings.sys_path)
         key = (*imports, *places)
         if key not in servers:
-            _close(servers)
+            close_servers(servers)
             servers[key] = ForkServers(imports, own_places=places, environment=environment)
         return _fork_server_for(plan, settings, offered=servers[key].offer(environment))
 
@@ -59,20 +63,25 @@ def imported_once(*modules: str) -> Iterator[None]:
         try:
             yield
         finally:
-            _close(servers)
+            if kept is None:
+                close_servers(servers)
 
 
 def forks_of_one_import(*modules: str) -> Any:
-    """Return a fixture that is `imported_once` for each module of tests of a file or a folder."""
+    """Return a fixture that is `imported_once` for each module of tests of a file or a folder.
+
+    The process stays from module to module, as long as they need the same of it.
+    """
 
     @pytest.fixture(scope="module", autouse=True)
-    def fixture() -> Iterator[None]:
-        with imported_once(*modules):
+    def fixture(kept_fork_servers: dict[tuple[str, ...], ForkServers]) -> Iterator[None]:
+        with imported_once(*modules, kept=kept_fork_servers):
             yield
 
     return fixture
 
 
-def _close(servers: dict[tuple[str, ...], ForkServers]) -> None:
+def close_servers(servers: dict[tuple[str, ...], ForkServers]) -> None:
+    """End these processes; none is left in the dictionary."""
     while servers:
         servers.popitem()[1].close()

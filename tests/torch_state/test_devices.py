@@ -9,10 +9,8 @@ import pytest
 
 from hpctrain import RunConfig, ScalingConfig
 from hpctrain.torch import TorchTrainer
-from tests.imports import forks_of_one_import
 
 pytestmark = pytest.mark.mpi
-_forks = forks_of_one_import()
 
 
 def _train(config: dict[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,11 @@ import pytest
 
 from hpctrain import TrainingFailedError, WorkerError
 from hpctrain.torch import TorchTrainer
-from tests.imports import forks_of_one_import
 from tests.runs import fit
 
 # Starts of two ranks that import torch, and their ends, on a machine that is busy. Gloo itself
 # gives up after half an hour.
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
-_forks = forks_of_one_import()
 
 
 def _fails_once_at_epoch_2() -> Callable[[], Any]:

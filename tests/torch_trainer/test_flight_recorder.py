@@ -12,9 +12,6 @@ from hpctrain.errors import WorkerHangError
 from hpctrain.torch import TorchConfig, TorchTrainer
 from hpctrain.torch.flight_recorder import summarize
 from hpctrain.worker.group_record import Call
-from tests.imports import forks_of_one_import
-
-_forks = forks_of_one_import()
 
 
 def entry(number: int, **changes: Any) -> dict[str, Any]:

@@ -25,6 +25,11 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forks() -> None:
+    """Let each run have a process of its own that imports torch: what these tests are about."""
+
+
 @pytest.fixture(autouse=True)
 def without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPCTRAIN_FORK_SERVER", raising=False)

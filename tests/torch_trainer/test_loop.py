@@ -182,9 +182,8 @@ def assert_same(killed: Result, whole: Result) -> None:
 # 7 batches an epoch and rank; saved at every third step.
 @pytest.mark.mpi
 def test_a_rank_killed_within_an_epoch_changes_neither_losses_nor_weights_nor_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ):
-    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
     whole = fit(tmp_path, "whole", kind="shuffled", workers=2)
     assert len(whole.metrics_history) == 21
     assert_same(fit(tmp_path, "killed", kind="shuffled", workers=2, die_at=12), whole)

@@ -13,11 +13,9 @@ from hpctrain.run_report.training_parts import Part
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.torch import TorchTrainer
-from tests.imports import forks_of_one_import
 from tests.runs import fit
 
 pytestmark = pytest.mark.mpi
-_forks = forks_of_one_import()
 
 
 def train(config: dict[str, Any]) -> None:

@@ -14,10 +14,8 @@ from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.torch import TorchTrainer
-from tests.imports import forks_of_one_import
 
 pytestmark = pytest.mark.mpi
-_forks = forks_of_one_import()
 
 LIBRARIES = {
     "torch": {"model.pt"},
