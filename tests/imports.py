@@ -60,6 +60,8 @@ def imported_once(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_server, "fork_server_for", offer)
+        # Arrow's allocator, of pandas too, would have a thread, which no fork has.
+        patch.setenv("JE_ARROW_MALLOC_CONF", "background_thread:false")
         try:
             yield
         finally:

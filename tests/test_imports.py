@@ -42,3 +42,17 @@ def test_ranks_of_other_variables_are_forked_from_another_process(
     assert first.return_value[1]
     assert second.return_value[1]
     assert first.return_value[0] != second.return_value[0]
+
+
+def _has_imported_pandas() -> bool:
+    import sys
+
+    return "pandas" in sys.modules
+
+
+def test_ranks_are_forked_from_a_process_with_pandas_whose_allocator_has_a_thread_otherwise(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("pandas")
+    with imported_once("pandas"):
+        assert fit(_has_imported_pandas, tmp_path).return_value

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.imports import forks_of_one_import
+
+_forks = forks_of_one_import("accelerate", "transformers.trainer")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _offline() -> Iterator[None]:

@@ -11,6 +11,9 @@ pytest.importorskip("lightgbm")
 from hpctrain import CheckpointConfig, Result
 from hpctrain.lightgbm import LightGBMTrainer
 from tests.gbdt.boosting import Fit, held_out, make_fit
+from tests.imports import forks_of_one_import
+
+_forks = forks_of_one_import("lightgbm")
 
 PARAMS = {
     "objective": "binary",

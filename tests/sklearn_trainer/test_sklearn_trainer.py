@@ -29,6 +29,9 @@ from hpctrain import (
     WorkerError,
 )
 from hpctrain.sklearn import SklearnCheckpoint, SklearnTrainer
+from tests.imports import forks_of_one_import
+
+_forks = forks_of_one_import("sklearn.linear_model")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,9 @@ pytest.importorskip("xgboost")
 from hpctrain import CheckpointConfig, Result
 from hpctrain.xgboost import XGBoostTrainer
 from tests.gbdt.boosting import Fit, held_out, make_fit
+from tests.imports import forks_of_one_import
+
+_forks = forks_of_one_import("xgboost")
 
 PARAMS = {
     "objective": "binary:logistic",
