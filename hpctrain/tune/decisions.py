@@ -50,7 +50,9 @@ class Decisions:
             after = trial.reports if after is None else after
             self._note_stop(trial, f"stopped by the scheduler after report {after}", after)
         elif decision == TrialScheduler.PAUSE and trial.state is TrialState.RUNNING:
-            self._transfers.check_saved(trial)
+            # One without a checkpoint would begin anew.
+            if not self._transfers.has_saved(trial):
+                return False
             self._change(trial, TrialEvent.PAUSE)
         else:
             return False

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hpctrain.errors import CheckpointError, ConfigError, HpctrainError
+from hpctrain.log import log
 from hpctrain.tune.runner import Saved, TrialRunner
 from hpctrain.tune.schedulers.scheduler import Exploit
 from hpctrain.tune.stops import Stops
@@ -16,6 +17,8 @@ from hpctrain.tune.trial import Transfer, Trial, TrialState
 from hpctrain.tune.trials import Trials
 
 _MAY = (TrialState.RUNNING, TrialState.PAUSING, TrialState.PAUSED)
+_PATIENCE = 10
+"""Who saves at all has done so within so many intervals of the scheduler."""
 
 
 class Transfers:
@@ -37,6 +40,9 @@ class Transfers:
         self, trials: Trials, runner: TrialRunner, stops: Stops, show: Callable[[str], None]
     ) -> None:
         self._trials, self._runner, self._stops, self._show = trials, runner, stops, show
+        self._lacking: dict[str, int] = {}
+        """Reports of trials when a checkpoint of them was first missed, by name."""
+        self._any_saves = False
 
     def can_donate(self, trial: Trial) -> bool:
         """Return whether others can go on as a trial. Not collective.
@@ -44,7 +50,7 @@ class Transfers:
         Raises
         ------
         ConfigError
-            If it reports without checkpoints.
+            As of `has_saved`.
         """
         # One that itself is to be another one will soon be at a checkpoint that is not its own.
         return trial.transfer is None and self._find_saved(trial) is not None
@@ -128,23 +134,37 @@ class Transfers:
             seconds=saved.seconds,
         )
 
-    def check_saved(self, trial: Trial) -> None:
-        """Refuse a trial that cannot go on later, since it reports without checkpoints.
-
-        Not collective.
+    def has_saved(self, trial: Trial) -> bool:
+        """Return whether a trial can go on later, or another one as it. Not collective.
 
         Raises
         ------
         ConfigError
-            Then.
+            If no trial has saved a checkpoint in so many reports that none ever will.
         """
-        if not self._runner.has_saved(trial):
+        if self._runner.has_saved(trial):
+            return True
+        if not self._lacking:
+            log(
+                f"warning: {trial.trial_id} has made {trial.reports} reports without a checkpoint: "
+                f"until trials have saved one, the scheduler cannot pause them, nor let others go "
+                f"on as they. Save at least as often as the scheduler compares."
+            )
+        first = self._lacking.setdefault(trial.trial_id, trial.reports)
+        if trial.reports >= _PATIENCE * first and not self._does_any_save():
             raise ConfigError(
-                f"{trial.trial_id} has made {trial.reports} reports without a checkpoint, and the "
-                f"scheduler pauses trials, which go on from checkpoints. Save: "
+                f"{trial.trial_id} has made {trial.reports} reports without a checkpoint, as have "
+                f"all trials, and the scheduler pauses trials, which go on from checkpoints. Save: "
                 f"hpctrain.report(metrics, checkpoint=...), and begin with "
                 f"hpctrain.get_checkpoint()."
             )
+        return False
+
+    def _does_any_save(self) -> bool:
+        self._any_saves = self._any_saves or any(
+            self._runner.has_saved(trial) for trial in self._trials.by_id.values()
+        )
+        return self._any_saves
 
     def _find_saved(self, trial: Trial) -> Saved | None:
         try:
@@ -153,5 +173,5 @@ class Transfers:
             # It cannot be read just now.
             return None
         if saved is None:
-            self.check_saved(trial)
+            self.has_saved(trial)
         return saved

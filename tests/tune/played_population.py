@@ -44,7 +44,9 @@ class PlayedPopulation(FakeRunner):
     """State of each checkpoint that there ever was."""
     gone: set[tuple[str, str]] = field(default_factory=set)
     killer: Killer = field(default_factory=Killer)
-    saves: bool = True
+    saves_each: int = 1
+    """So many steps are between two checkpoints; 0: there are none."""
+    length: int = LENGTH
     need: Need = field(default_factory=lambda: Need(cpus=1))
     finished: set[str] = field(default_factory=set)
     """Runs that have come to their end, whether or not anybody has seen it."""
@@ -67,7 +69,7 @@ class PlayedPopulation(FakeRunner):
         if name in self.finished:
             return Look(end=End(failed=False, was_stopped=False))
         is_asked, state = name in self.asked, self.loaded[name]
-        if len(state) >= LENGTH:
+        if len(state) >= self.length:
             # It began with the last checkpoint of one that has ended.
             self.finished.add(name)
             del self.at_work[name]
@@ -77,11 +79,11 @@ class PlayedPopulation(FakeRunner):
         number = len(reports) + 1
         metrics = {"m": sum(lr for _, lr in state), "training_iteration": len(state)}
         reports.append(Report(number=number, time=self.now, metrics=metrics))
-        if self.saves:
+        if self.saves_each and len(state) % self.saves_each == 0:
             self.saved[name] = list(state)
             self.old[name, str(number)] = list(state)
         end = None
-        if len(state) >= LENGTH:
+        if len(state) >= self.length:
             end = End(failed=False, was_stopped=False)
             self.finished.add(name)
         elif is_asked:
@@ -94,7 +96,7 @@ class PlayedPopulation(FakeRunner):
         state = self.saved.get(trial.trial_id)
         if state is None:
             return None
-        name = str(len(self.made[trial.trial_id]))
+        name = str(max(int(number) for who, number in self.old if who == trial.trial_id))
         return Saved(name=name, iteration=len(state), seconds=0.0)
 
     def hold(self, trial: Trial, transfer: Transfer) -> None:

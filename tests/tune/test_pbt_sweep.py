@@ -229,11 +229,28 @@ def test_a_trial_whose_other_has_no_checkpoint_any_more_fails_alone(tmp_path: Pa
 def test_trials_that_save_nothing_end_the_sweep_with_what_to_do(
     capacity: int, tmp_path: Path
 ) -> None:
-    runner = PlayedPopulation(capacity=capacity, saves=False)
+    runner = PlayedPopulation(capacity=capacity, saves_each=0, length=40)
     sweep = population(runner, tmp_path, number=4)
-    with pytest.raises(ConfigError, match=r"reports without a checkpoint.*get_checkpoint"):
+    with pytest.raises(ConfigError, match=r"\d\d reports without a checkpoint.*get_checkpoint"):
         sweep.run()
     assert not runner.at_work
+
+
+@pytest.mark.parametrize("synch", [False, True])
+@pytest.mark.parametrize("capacity", [1, 4])
+def test_trials_that_save_less_often_than_they_are_compared_go_on(
+    synch: bool, capacity: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = PlayedPopulation(capacity=capacity, saves_each=5, length=40)
+    sweep = population(runner, tmp_path, number=4, perturbation_interval=4, synch=synch)
+    sweep.run()
+    assert states(sweep) == 4 * ["TERMINATED"]
+    assert all(len(state) == 40 for state in runner.saved.values())
+    kinds = [event["event"] for event in events(tmp_path)]
+    assert "trial-cloned" in kinds, "once there are checkpoints to go on from"
+    # Of those that yield no slot, it may be that none is missed.
+    is_missed = synch or capacity == 1
+    assert capsys.readouterr().err.count("4 reports without a checkpoint") == is_missed
 
 
 def test_a_budget_of_time_ends_those_that_are_paused_too(tmp_path: Path) -> None:

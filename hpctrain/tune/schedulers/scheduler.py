@@ -74,7 +74,7 @@ class TrialScheduler(NamedArguments):
     STOP: ClassVar[Decision] = "STOP"
     PAUSE: ClassVar[Decision] = "PAUSE"
     """The trial stops at its next report, and goes on from its newest checkpoint when `choose`
-    returns it."""
+    returns it. One that has no checkpoint yet goes on at once."""
     needs_metric: ClassVar[bool] = True
     """Whether it compares trials."""
     is_replaying: bool = False
