@@ -47,9 +47,15 @@ class Float(Domain):
     q: float | None = None
     """The value is a multiple of it."""
 
+    def quantize(self, value: float) -> float:
+        """Return the multiple of `q` next to a value, or the value without one. Not collective."""
+        if self.q is None:
+            return value
+        # 3 * 0.1 is more than 0.3.
+        return float(min(max(round(value / self.q) * self.q, self.lower), self.upper))
+
     def _draw(self, rng: random.Random) -> float:
-        value = _draw_between(rng, self.lower, self.upper, log=self.log)
-        return value if self.q is None else float(round(value / self.q) * self.q)
+        return self.quantize(_draw_between(rng, self.lower, self.upper, log=self.log))
 
 
 @dataclass(frozen=True, kw_only=True)

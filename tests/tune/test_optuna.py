@@ -303,6 +303,13 @@ def test_points_of_ones_own_are_proposed_first_and_never_again() -> None:
     assert propose(search, 1)[0]["a"]["x"] == 2.5, "a second sweep begins with them again"
 
 
+def test_a_point_is_a_multiple_as_it_is_written() -> None:
+    search = OptunaSearch(points_to_evaluate=[{"x": 0.3, "y": 0.3}], seed=1)
+    space = {"x": tune.qloguniform(0.1, 1, 0.1), "y": tune.quniform(0, 1, 0.1)}
+    search.set_search_properties("loss", "min", space)
+    assert search.suggest("t0") == {"x": pytest.approx(0.3), "y": pytest.approx(0.3)}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("points", "message"),

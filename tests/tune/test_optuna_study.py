@@ -68,6 +68,21 @@ def test_a_study_in_a_storage_has_each_trial_of_a_restored_sweep_once(tmp_path: 
     assert [trial.params["x"] for trial in study.trials] == [c["x"] for c in configs.values() if c]
 
 
+def test_a_restored_study_knows_trials_whose_values_are_rounded(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    space = {"lr": tune.qloguniform(0.1, 0.7, 0.1), "n": tune.qlograndint(8, 64, 8)}
+    first = OptunaSearch(storage=storage, seed=1)
+    pickled = pickle.dumps(first)
+    first.set_search_properties("loss", "min", space)
+    configs = {name: first.suggest(name) for name in ("t0", "t1", "t2")}
+    restored: OptunaSearch = pickle.loads(pickled)
+    restored.set_search_properties("loss", "min", space)
+    for name, config in configs.items():
+        restored.restore_trial(name, config)
+        restored.on_trial_complete(name, {"loss": 2.0})
+    assert states(storage) == 3 * ["COMPLETE"]
+
+
 def test_a_restored_study_decides_on_no_old_report_by_the_newest_one(tmp_path: Path) -> None:
     pruner = optuna.pruners.MedianPruner(n_startup_trials=1)
     first = OptunaSearch(storage=f"sqlite:///{tmp_path}/study.db", pruner=pruner, seed=1)

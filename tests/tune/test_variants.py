@@ -90,6 +90,24 @@ def test_draws_are_inside_their_domain_and_multiples_of_its_step(
     each_example(check)
 
 
+def test_a_multiple_is_never_an_ulp_beyond_a_bound(
+    each_example: Callable[[Callable[[Any], None]], None],
+) -> None:
+    def check(rng: np.random.Generator) -> None:
+        draw = random.Random(int(rng.integers(2**31)))
+        q = float(rng.choice([0.1, 0.05, 0.07, 0.3, 1e-3, 1e-4, 1.1]))
+        first, last = sorted(map(int, rng.choice(np.arange(1, 30), 2, replace=False)))
+        # As they are written, which is not how they are computed.
+        low, high = (float(f"{n * q:.6g}") for n in (first, last))
+        for make in (tune.quniform, tune.qloguniform):
+            domain = make(low, high, q)
+            for _ in range(20):
+                assert low <= domain.sample(draw) <= high, (domain, first, last)
+            assert domain.quantize(high) == pytest.approx(high, rel=1e-15)
+
+    each_example(check)
+
+
 def test_draws_have_the_distribution_that_their_name_says() -> None:
     draw = random.Random(0)
     logs = [math.log10(tune.loguniform(1e-4, 1).sample(draw)) for _ in range(4000)]

@@ -204,8 +204,12 @@ class OptunaSearch(Searcher):
         if not numbers:
             return dict(trial.params)
         # Those on a logarithmic scale with steps are rounded.
-        known = {name: self._parameters[name] for name in numbers if name in self._parameters}
-        return numbers | {name: each.value_of(numbers[name]) for name, each in known.items()}
+        return {name: self._value(name, value) for name, value in numbers.items()}
+
+    def _value(self, name: str, chosen: Any) -> Any:
+        """Return what a config has of what Optuna has chosen."""
+        parameter = self._parameters.get(name)
+        return chosen if parameter is None else parameter.value_of(chosen)
 
     def _ask(self, trial_id: str) -> Mapping[str, Any]:
         if callable(self._space):
@@ -279,7 +283,7 @@ class OptunaSearch(Searcher):
                     name: parameter.choice_of(_find(config, name))
                     for name, parameter in self._parameters.items()
                 }
-            if not is_retried and self._begun.take_back(trial_id, chosen):
+            if not is_retried and self._begun.take_back(trial_id, chosen, value_of=self._value):
                 return
             self._begun.study.enqueue_trial(chosen)
             self._ask(trial_id)

@@ -48,11 +48,8 @@ def _convert(name: str, domain: Domain | dict[str, Any]) -> Parameter:
         )
         if domain.q is None or not domain.log:
             return as_it_is(found)
-        q = domain.q
         # Optuna has no steps on a logarithmic scale.
-        return Parameter(
-            distribution=found, value_of=lambda chosen: round(chosen / q) * q, choice_of=_same
-        )
+        return Parameter(distribution=found, value_of=domain.quantize, choice_of=_same)
     if isinstance(domain, Integer):
         q = domain.q
         first = -(-domain.lower // q)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpctrain.checks import did_you_mean, shown
+from hpctrain.checks import did_you_mean, is_number, shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.search.parameters import Parameter, import_optuna, is_same
 from hpctrain.tune.variants import show_path
@@ -79,7 +80,7 @@ def _choose(name: str, value: Any, parameter: Parameter, number: int) -> Any:
         chosen = parameter.choice_of(value)
         # It refuses what the distribution does not have.
         create_trial(params={name: chosen}, distributions={name: distribution}, value=0.0)
-        is_there = parameter.value_of(chosen) == value or is_same(parameter.value_of(chosen), value)
+        is_there = _is_near(parameter.value_of(chosen), value)
     except (LookupError, TypeError, ValueError):
         pass
     if not is_there:
@@ -88,6 +89,13 @@ def _choose(name: str, value: Any, parameter: Parameter, number: int) -> Any:
             f"have: Optuna chooses from {distribution}."
         )
     return chosen
+
+
+def _is_near(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and is_number(other):
+        # 3 * 0.1 is more than 0.3.
+        return math.isclose(one, other)
+    return bool(one == other) or is_same(one, other)
 
 
 def by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:

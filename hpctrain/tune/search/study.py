@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -133,7 +133,13 @@ class Study:
         self._open[trial_id], self._reported[trial_id] = trial, set()
         return trial
 
-    def take_back(self, trial_id: str, chosen: Mapping[str, Any]) -> bool:
+    def take_back(
+        self,
+        trial_id: str,
+        chosen: Mapping[str, Any],
+        *,
+        value_of: Callable[[str, Any], Any] = lambda name, value: value,
+    ) -> bool:
         """Return whether the storage has a trial of this sweep, and go on with it. Not collective.
 
         One that has ended stays as it is.
@@ -142,10 +148,14 @@ class Study:
         ----------
         chosen
             Values by name. A trial with others is of another sweep with the same search algorithm.
+        value_of
+            Returns what is compared, given a name and what was chosen: the study has more digits
+            than a configuration whose values are multiples.
         """
         found = self._find(trial_id) if self._is_stored else None
         if found is None or any(
-            not is_same(value, chosen.get(name)) for name, value in found.params.items()
+            name not in chosen or not is_same(value_of(name, value), value_of(name, chosen[name]))
+            for name, value in found.params.items()
         ):
             return False
         if not found.state.is_finished():
