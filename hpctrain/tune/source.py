@@ -176,6 +176,11 @@ def merge_suggestion(space: Mapping[str, Any], suggestion: Mapping[str, Any]) ->
             nested = {key: nested}
         config = _merge(config, nested)
     for path, domain in find_unresolved(config):
+        if path not in dict(find_unresolved(space)):
+            raise ConfigError(
+                f"the search algorithm proposed a value with {shown(domain)} as {show_path(path)}. "
+                f"Nothing draws from it there: propose a value in its place."
+            )
         raise ConfigError(
             f"the search algorithm proposed no {show_path(path)}, which param_space has as "
             f"{shown(domain)}. Give it a value there, or leave it out."

@@ -146,6 +146,16 @@ def test_what_optuna_cannot_choose_from_is_refused(domain: Any) -> None:
         convert_space({"a": {"b": domain}})
 
 
+@pytest.mark.parametrize(
+    "inside", [tune.uniform(0, 1), tune.grid_search([1]), tune.sample_from(lambda: 1)], ids=str
+)
+def test_a_choice_of_values_that_hold_domains_is_refused_with_optunas_way(inside: Any) -> None:
+    space = {"opt": tune.choice([{"o": "sgd"}, {"o": "adam", "lr": inside}])}
+    for search, of_sweep in ((OptunaSearch(), space), (OptunaSearch(space), {})):
+        with pytest.raises(ConfigError, match=r"choose opt: .*'adam'.*define\(trial\)"):
+            search.set_search_properties("loss", "min", of_sweep)
+
+
 def test_a_wrong_setting_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a metric and a mode"):
         OptunaSearch().set_search_properties(None, None, {})

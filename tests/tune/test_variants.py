@@ -254,6 +254,8 @@ def test_a_proposal_replaces_domains_and_adds_the_rest() -> None:
     assert merge_suggestion(space, {"a": {"x": 0.25}})["a"] == {"x": 0.25, "y": 1}
     with pytest.raises(ConfigError, match="proposed no a/x"):
         merge_suggestion(space, {"b": 1})
+    with pytest.raises(ConfigError, match=r"proposed a value with Float.* as b/lr\. Nothing"):
+        merge_suggestion(space, {"a/x": 0.5, "b": {"lr": tune.uniform(0, 1)}})
     with pytest.raises(ConfigError, match=r"proposed \{'y': 1\} inside of Float\("):
         merge_suggestion(space, {"a/x/y": 1})
 

@@ -34,7 +34,7 @@ def convert_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
     Raises
     ------
     ConfigError
-        If Optuna has no such distribution.
+        If Optuna has no such distribution, or a value holds further domains.
     """
     return {show_path(p): _convert(show_path(p), domain) for p, domain in find_unresolved(space)}
 
@@ -62,6 +62,7 @@ def _convert(name: str, domain: Domain | dict[str, Any]) -> Parameter:
         )
     if isinstance(domain, Categorical):
         values = list(domain.categories)
+        _check_values(name, values)
         # Optuna takes plain values only, and 1, 1.0 and True are one to it.
         if all(type(value) in _PLAIN for value in values) and len(set(values)) == len(values):
             return as_it_is(distributions.CategoricalDistribution(values))
@@ -74,6 +75,18 @@ def _convert(name: str, domain: Domain | dict[str, Any]) -> Parameter:
         f"OptunaSearch cannot choose {name} from {shown(domain)}. Use choice(), uniform(), "
         f"randint() and their variants, or leave search_alg out."
     )
+
+
+def _check_values(name: str, values: Sequence[Any]) -> None:
+    """Refuse values that hold domains: which parameters there are would depend on the choice."""
+    for path, inside in find_unresolved(values):
+        raise ConfigError(
+            f"OptunaSearch cannot choose {name}: the value {shown(values[path[0]])} holds "
+            f"{shown(inside)} itself. For parameters that depend on others, give a function of "
+            f"Optuna's trial, and leave {name} out of param_space: OptunaSearch(space=define), "
+            f"where define(trial) calls trial.suggest_categorical({name!r}, ...), and if need be "
+            f"trial.suggest_float(...). Without search_alg such a choice() is drawn as it is."
+        )
 
 
 def take_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
