@@ -265,6 +265,43 @@ def _fail() -> float:
     raise ValueError("no")
 
 
+_TEXTS = tune.choice(["relu", "tanh"])
+
+
+@pytest.mark.parametrize(
+    ("mutation", "given"),
+    [
+        (_TEXTS, _TEXTS),
+        (tune.choice([1, None]), tune.choice([1])),
+        (tune.uniform(0, 1), "relu"),
+        (tune.uniform(0, 1), tune.grid_search(["relu"])),
+        (tune.uniform(0, 1), {"grid_search": [1, "relu"]}),
+        (lambda: "relu", _TEXTS),
+    ],
+)
+def test_what_cannot_be_multiplied_is_refused_before_the_start(mutation: Any, given: Any) -> None:
+    mutations = {"a": {"act": mutation}}
+    scheduler = make(Population(), hyperparam_mutations=mutations)
+    with pytest.raises(ConfigError, match=r"a/act is .*cannot be multiplied.*a list of values"):
+        scheduler.check_sweep({"a": {"act": given}}, None)
+    drawn = make(Population(), hyperparam_mutations=mutations, resample_probability=1)
+    drawn.check_sweep({"a": {"act": given}}, None)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "given"),
+    [
+        (tune.choice([1, 2.5, True, np.int64(3)]), tune.choice([1])),
+        (["relu", "tanh"], _TEXTS),
+        (tune.uniform(0, 1), tune.choice([tune.uniform(0, 1)])),
+        (tune.uniform(0, 1), tune.sample_from(lambda: 0.5)),
+        (float, tune.loguniform(1, 2)),
+    ],
+)
+def test_what_may_be_a_number_is_not_refused(mutation: Any, given: Any) -> None:
+    make(Population(), hyperparam_mutations={"a": mutation}).check_sweep({"a": given}, None)
+
+
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpctrain.checks import did_you_mean, plain_number, shown
 from hpctrain.errors import ConfigError
-from hpctrain.tune.domains import Domain, Function, Grid
+from hpctrain.tune.domains import Categorical, Domain, Function, Grid
 from hpctrain.tune.variants import copy_containers, show_path
 from hpctrain.unresolved import Path, find_unresolved, is_grid_mapping
 
@@ -48,13 +48,20 @@ def check_mutations(mutations: object, path: Path = ()) -> None:
             )
 
 
-def check_names(mutations: Mapping[str, Any], space: Any, path: Path = ()) -> None:
-    """Refuse hyperparameters that a search space lacks. Pure.
+def check_names(
+    mutations: Mapping[str, Any], space: Any, path: Path = (), *, multiplies: bool = True
+) -> None:
+    """Refuse hyperparameters that a search space lacks, or that cannot be changed. Pure.
+
+    Parameters
+    ----------
+    multiplies
+        Whether values may be multiplied: not, if all are drawn anew.
 
     Raises
     ------
     ConfigError
-        If one is not there, or not in a dict.
+        If one is not there, or not in a dict, or has values that cannot be multiplied.
     """
     for name, values in mutations.items():
         if not isinstance(space, Mapping) or name not in space:
@@ -67,7 +74,24 @@ def check_names(mutations: Mapping[str, Any], space: Any, path: Path = ()) -> No
                 f"lacks: the first value of a hyperparameter is drawn there. {meant}"
             )
         if isinstance(values, Mapping):
-            check_names(values, space[name], (*path, name))
+            check_names(values, space[name], (*path, name), multiplies=multiplies)
+        elif multiplies and not isinstance(values, (list, tuple)):
+            for value in (*_known_values(values), *_known_values(space[name])):
+                _multiply(value, 1.0, (*path, name))
+
+
+def _known_values(given: Any) -> Sequence[Any]:
+    """Return what a hyperparameter may be, as far as that is known."""
+    if isinstance(given, Categorical):
+        values: Sequence[Any] = given.categories
+    elif isinstance(given, Grid):
+        values = given.values
+    elif is_grid_mapping(given):
+        values = list(given["grid_search"])
+    else:
+        values = () if callable(given) else (given,)
+    # What is drawn from another domain inside is not known.
+    return [value for value in values if not isinstance(value, Domain)]
 
 
 def explore(
@@ -149,7 +173,7 @@ def _multiply(old: Any, factor: float, path: Path) -> Any:
     if isinstance(number, (int, float)):
         return number * factor
     raise ConfigError(
-        f"{show_path(path)} is {shown(old)}, which cannot be multiplied by {factor}, as Population "
+        f"{show_path(path)} is {shown(old)}, which cannot be multiplied, as Population "
         f"Based Training does with what is no list. Give hyperparam_mutations a list of values: "
         f"[...] in place of choice([...])."
     )

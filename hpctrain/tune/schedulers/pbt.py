@@ -130,13 +130,13 @@ class PopulationBasedTraining(TrialScheduler):
         self._next_sync = max(self._interval, self._burn_in)
 
     def check_sweep(self, space: Mapping[str, Any], search_alg: object) -> None:
-        """Refuse hyperparameters that the space lacks, and search algorithms. Not collective."""
+        """Refuse search algorithms, and what `check_names` refuses. Not collective."""
         if search_alg is not None:
             raise ConfigError(
                 f"{_NAME} changes configurations itself, and {type(search_alg).__name__} would "
                 f"learn from values that it did not propose. Leave search_alg out."
             )
-        check_names(self._mutations, space)
+        check_names(self._mutations, space, multiplies=self._resample_probability < 1)
 
     def set_population(self, population: Population) -> None:
         """Take what answers questions about the trials. Not collective."""
