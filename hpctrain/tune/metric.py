@@ -23,8 +23,13 @@ def set_metric(rule: Comparing, metric: str | None, mode: str | None) -> None:
     Raises
     ------
     ConfigError
-        If it has another one.
+        If it has another one, or its class does not construct its base.
     """
+    if not hasattr(rule, "metric") or not hasattr(rule, "mode"):
+        raise ConfigError(
+            f"{type(rule).__name__} has no metric and mode: its __init__() has to begin with "
+            f"super().__init__()."
+        )
     for name, given in (("metric", metric), ("mode", mode)):
         own = getattr(rule, name)
         if given is not None and own is not None and own != given:

@@ -22,6 +22,7 @@ from hpctrain.tune.schedulers import (
     TrialScheduler,
 )
 from hpctrain.tune.schedulers.asha import percentile
+from hpctrain.tune.search import Searcher
 
 RECORDED = json.loads((Path(__file__).parent / "recorded/ray.json").read_text())
 
@@ -263,3 +264,25 @@ def test_a_scheduler_may_be_given_by_its_name(name: str, kind: type[TrialSchedul
 def test_what_is_no_scheduler_is_refused_with_those_there_are(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TuneConfig(metric="loss", mode="min", scheduler=given)
+
+
+class _NotConstructed(TrialScheduler):
+    """Forgets its base."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+class _SearchNotConstructed(Searcher):
+    """Forgets its base."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+def test_a_rule_that_does_not_construct_its_base_is_told_so() -> None:
+    message = r"NotConstructed has no metric and mode: .*super\(\)\.__init__\(\)"
+    with pytest.raises(ConfigError, match=message):
+        _NotConstructed().set_search_properties("loss", "min")
+    with pytest.raises(ConfigError, match=message):
+        _SearchNotConstructed().set_search_properties("loss", "min", {})
