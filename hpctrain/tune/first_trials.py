@@ -102,7 +102,7 @@ def _known(source: ConfigSource, record: SweepRecord | None, paths: SweepPaths) 
     if isinstance(source, VariantSource):
         for number in range(min(source.variants.count, _MOST_CHECKED)):
             if (trial_id := name_trial(number)) not in made:
-                yield Trial(trial_id=trial_id, config=source.variants[number])
+                yield Trial(trial_id=trial_id, config=source.draw(number, trial_id))
     elif isinstance(source, SearchSource) and record is None:
         config = source.draw(name_trial(0))
         if config is not None:

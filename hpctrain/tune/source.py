@@ -40,10 +40,35 @@ class VariantSource:
 
     variants: Variants
     learns: bool = field(default=False, init=False)
+    _drawn: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def draw(self, number: int, trial_id: str) -> dict[str, Any]:
+        """Return what `next` will return for a trial. Not collective.
+
+        A function of the space may return another value each time it is called.
+
+        Raises
+        ------
+        ConfigError
+            As of `next`.
+        """
+        config = self._drawn[number] = self.next(number, trial_id)
+        return config
 
     def next(self, number: int, trial_id: str) -> dict[str, Any]:
-        """Return the configuration of a trial. Not collective."""
-        return self.variants[number]
+        """Return the configuration of a trial. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If a function of the space fails, or a grid is inside a drawn value.
+        """
+        if number in self._drawn:
+            return self._drawn.pop(number)
+        try:
+            return self.variants[number]
+        except ConfigError as error:
+            raise ConfigError(f"{trial_id} has no configuration: {error}") from error
 
     def is_done(self, number: int) -> bool:
         """Return whether there are no more than so many trials. Not collective."""

@@ -14,7 +14,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.function_run import FunctionRun
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
 from hpctrain.tune.trial_function import TrialFunction
-from hpctrain.tune.variants import show_path
+from hpctrain.tune.variants import copy_containers, show_path
 from hpctrain.unresolved import DEEPEST, find_too_deep
 
 _RESOURCES = {"cpu": "CPU", "gpu": "GPU", "memory": "memory"}
@@ -74,7 +74,7 @@ def with_resources(
 
 def _ask_resources(function: Callable[..., Any], config: Mapping[str, Any]) -> ScalingConfig:
     try:
-        resources = function(dict(config))
+        resources = function(copy_containers(dict(config)))
     # Whatever a user's function does.
     except Exception as error:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -171,7 +171,9 @@ def _call(functions: Mapping[Path, Domain], resolved: Any) -> dict[Path, Any]:
         assert isinstance(function, Function)
         try:
             config = (_Known(resolved),) if function.takes_config else ()
-            values[path] = function.func(*config)
+            value = function.func(*config)
+            _refuse_own(value, functions.values())
+            values[path] = value
         # Whatever a user's function does with a value that is not there yet.
         except Exception as error:
             failed = failed or (path, error)
@@ -185,8 +187,19 @@ def _call(functions: Mapping[Path, Domain], resolved: Any) -> dict[Path, Any]:
     ) from cause
 
 
+def _refuse_own(value: Any, functions: Collection[Domain]) -> None:
+    """Refuse a value that holds a function which is yet to be called: it would have no end."""
+    for path, inside in find_unresolved(value):
+        if any(inside is function for function in functions):
+            raise RuntimeError(f"it returned {show_path(path)!r} of the config without a value")
+
+
 class _Known(dict[str, Any]):
     """A config as functions see it: what is not there yet raises an error."""
+
+    # dict(config) and {**config} then ask for each value, too.
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
@@ -200,11 +213,17 @@ class _Known(dict[str, Any]):
         except KeyError:
             return default
 
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
 
 def put_values(value: Any, values: Mapping[Path, Any], path: Path = ()) -> Any:
     """Return a copy of containers with other values at some paths; all else stays itself. Pure."""
     if path in values:
-        return values[path]
+        return copy_containers(values[path])
     if is_unresolved(value) or not any(each[: len(path)] == path for each in values):
         return copy_containers(value)
     inside = {key: put_values(item, values, (*path, key)) for key, item in children(value)}

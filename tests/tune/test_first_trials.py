@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,30 @@ def test_the_refusal_says_how_the_sweep_goes_on_without_the_trial(tmp_path: Path
 def test_a_trial_that_was_not_made_yet_is_refused_too() -> None:
     with pytest.raises(ConfigError, match="trial_00002 needs"):
         check(variants(), record(ENDED, PAUSED), cpus=4)
+
+
+def test_trials_have_the_values_that_were_checked() -> None:
+    numbers = itertools.count(1)
+    space = {"cpus": tune.sample_from(lambda: next(numbers))}
+    source = VariantSource(variants=Variants(space=space, seed=0, num_samples=3))
+    first = check(source, None, cpus=3)
+    assert first is not None
+    assert [source.next(number, f"t{number}") for number in range(3)] == [
+        {"cpus": 1},
+        {"cpus": 2},
+        {"cpus": 3},
+    ]
+    assert next(numbers) == 4
+
+
+def test_a_function_that_fails_for_a_trial_is_named_with_the_trial() -> None:
+    space = {"n": tune.grid_search([0, 1]), "cpus": tune.sample_from(lambda c: 1 // (1 - c["n"]))}
+    source = VariantSource(variants=Variants(space=space, seed=0))
+    message = r"trial_00001 has no configuration: sample_from\(\) of cpus failed: ZeroDivisionError"
+    with pytest.raises(ConfigError, match=message):
+        check(source, None, cpus=4)
+    with pytest.raises(ConfigError, match=message):
+        source.next(1, "trial_00001")
 
 
 def test_a_trial_needs_what_it_is_to_go_on_with() -> None:

@@ -622,6 +622,10 @@ def test_resources_may_depend_on_the_config(tmp_path: Path) -> None:
         assert trainer.scaling_config == ScalingConfig(resources_per_worker={"CPU": threads})
     with pytest.raises(ConfigError, match=r"function of with_resources.* failed: KeyError"):
         tune.Tuner(trainable, run_config=quiet(tmp_path)).fit()
+    taking = tune.with_resources(noop, lambda config: {"cpu": config["cpus"].pop()})
+    given = {"cpus": [2, 1]}
+    make_trial_trainer(taking, given, RunConfig())
+    assert given == {"cpus": [2, 1]}, "it is the configuration of the trial"
     wrong = tune.with_resources(noop, lambda config: 3)
     with pytest.raises(ConfigError, match="has the resources 3"):
         tune.Tuner(wrong, run_config=quiet(tmp_path)).fit()

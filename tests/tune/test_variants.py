@@ -149,6 +149,44 @@ def test_functions_that_wait_for_each_other_are_refused() -> None:
         Variants(space=space, seed=0)[0]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda config: [value for name, value in config.items() if name != "b"],
+        lambda config: sum(config.values()),
+        lambda config: {**config},
+        lambda config: dict(config),
+        lambda config: config,
+        lambda config: config.copy(),
+        lambda config: [config],
+        lambda config: {name: config[name] for name in config},
+    ],
+)
+def test_a_function_that_walks_through_the_config_is_told_what_has_no_value_yet(
+    function: Callable[[Any], Any],
+) -> None:
+    space = {"a": 1, "b": tune.sample_from(function)}
+    lacks = r"sample_from\(\) of b failed: .*b'.*(no value yet|without a value)"
+    with pytest.raises(ConfigError, match=lacks):
+        Variants(space=space, seed=0)[0]
+
+
+def test_a_function_may_walk_through_what_has_values() -> None:
+    space = {
+        "in": {"a": tune.choice([1]), "b": 2},
+        "n": tune.sample_from(lambda config: sum(config["in"].values())),
+        "copy": tune.sample_from(lambda config: {**config["in"]}),
+        "items": tune.sample_from(lambda config: sorted(config["in"].items())),
+        "names": tune.sample_from(lambda config: sorted(config)),
+        "drawn": tune.sample_from(lambda config: {"c": tune.choice([config["in"]["b"]])}),
+    }
+    found = Variants(space=space, seed=0)[0]
+    assert (found["n"], found["copy"]) == (3, {"a": 1, "b": 2})
+    assert found["items"] == [("a", 1), ("b", 2)]
+    assert found["names"] == sorted(space)
+    assert found["drawn"] == {"c": 2}
+
+
 def test_values_that_are_drawn_may_hold_domains() -> None:
     space = {"optimizer": tune.choice([{"name": "sgd", "lr": tune.uniform(2, 3)}])}
     assert 2 <= Variants(space=space, seed=0)[0]["optimizer"]["lr"] <= 3
@@ -213,6 +251,10 @@ def test_trials_do_not_share_what_they_may_change() -> None:
     variants = Variants(space=space, seed=0)
     variants[0]["layers"].append(3)
     assert variants[1]["layers"] == [1, 2] == space["layers"]
+    for domain in (tune.choice([[1, {"a": 2}]]), tune.grid_search([[1, {"a": 2}]])):
+        drawn = Variants(space={"layers": domain}, seed=0, num_samples=2)
+        drawn[0]["layers"][1]["a"] = 3
+        assert drawn[1]["layers"] == [1, {"a": 2}]
 
 
 @pytest.mark.parametrize(
