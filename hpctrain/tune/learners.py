@@ -11,7 +11,7 @@ from hpctrain.log import log
 from hpctrain.tune.runner import Report
 from hpctrain.tune.schedulers.scheduler import Decision, Exploit, TrialScheduler
 from hpctrain.tune.search.parameters import is_same
-from hpctrain.tune.search.searcher import STOP, SearchAlgorithm, Searcher, has_restore
+from hpctrain.tune.search.searcher import STOP, SearchAlgorithm, has_restore, has_retry
 from hpctrain.tune.trial import Trial, TrialState
 
 _DECISIONS = get_args(Decision)
@@ -39,7 +39,7 @@ class Learners:
         self.scheduler = scheduler
         self._search, self._propose_again = search, propose_again
         self._unknown: set[str] = set()
-        """Trials of which the search knows nothing."""
+        """Trials of which the search knows nothing, or is sent nothing more."""
         self._to_ask: dict[str, Trial] = {}
         """Trials that are restored, and that the search is not asked for again yet."""
 
@@ -128,9 +128,16 @@ class Learners:
             )
 
     def note_retry(self, trial: Trial) -> None:
-        """Tell that a trial that has failed runs again. Not collective."""
-        if isinstance(self._search, Searcher) and trial.trial_id not in self._unknown:
-            self._search.retry_trial(trial.trial_id, trial.config)
+        """Tell that a trial that has failed runs again. Not collective.
+
+        A search without ``retry_trial()`` may not expect a second end of a trial, and is sent none.
+        """
+        if self._search is None or trial.trial_id in self._unknown:
+            return
+        if has_retry(self._search):
+            self._search.retry_trial(trial.trial_id, trial.config)  # type: ignore[attr-defined]
+        else:
+            self._unknown.add(trial.trial_id)
 
     def take_exploits(self) -> Sequence[Exploit]:
         """Return which trials are to go on as others. Not collective."""

@@ -178,6 +178,48 @@ def test_a_search_that_knows_nothing_of_a_trial_is_not_asked_to_retry_it() -> No
     assert retried == ["trial_00001"]
 
 
+class Popping(Listed):
+    """Forgets a trial at its end."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        super().__init__(values)
+        self.open: dict[str, Any] = {}
+
+    def suggest(self, trial_id: str) -> Mapping[str, Any] | str:
+        self.open[trial_id] = super().suggest(trial_id)
+        return self.open[trial_id]
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        super().on_trial_complete(trial_id, result, error)
+        self.open.pop(trial_id)
+
+
+class PoppingAgain(Popping):
+    """Is told of trials that run again."""
+
+    def retry_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        self.open[trial_id] = config
+
+
+@pytest.mark.parametrize(("make", "is_sent"), [(Popping, False), (PoppingAgain, True)])
+def test_a_second_end_of_a_trial_is_sent_to_a_search_that_is_told_of_its_retry(
+    make: Any, is_sent: bool, tmp_path: Path
+) -> None:
+    runner = FakeRunner({"trial_00000": Script([1.0], fails="broken")})
+    make_sweep(runner, tmp_path, num_samples=2, search=make([1, 2])).run()
+    runner.scripts, search = {"trial_00000": Script([1.0, 5.0])}, make([1, 2])
+    sweep = make_sweep(runner, tmp_path, num_samples=2, search=search)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    sweep.retry(sweep.trials["trial_00000"])
+    sweep.run()
+    assert states(sweep) == 2 * ["TERMINATED"]
+    ends = [error for name, error in search.ends if name == "trial_00000"]
+    assert ends == [True, False][: 1 + is_sent]
+    assert (("trial_00000", 5.0) in search.results) == is_sent
+
+
 def test_only_a_method_of_its_own_tells_a_search_of_earlier_trials() -> None:
     assert has_restore(OptunaSearch())
     assert not has_restore(ListedSearcher([]))

@@ -14,7 +14,7 @@ STOP = "STOP"
 
 
 class SearchAlgorithm(Protocol):
-    """The three methods that a search of your own needs; `Searcher` has the others too."""
+    """The three methods that a search of your own needs; `Searcher` names the others too."""
 
     def suggest(self, trial_id: str) -> Mapping[str, Any] | str | None:
         """Return a configuration, None if there is none now, or ``"FINISHED"``."""
@@ -96,10 +96,23 @@ class Searcher(NamedArguments):
         raise NotImplementedError
 
     def retry_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:  # of interest to some
-        """Note that a trial that has failed runs again. Not collective."""
+        """Note that a trial that has failed runs again. Not collective.
+
+        An algorithm without a method of its own is sent no more of such a trial: it has been sent
+        its end.
+        """
 
 
 def has_restore(search: object) -> bool:
     """Return whether a search has a ``restore_trial()`` of its own. Not collective."""
-    own = getattr(type(search), "restore_trial", None)
-    return callable(getattr(search, "restore_trial", None)) and own is not Searcher.restore_trial
+    return _has_own(search, "restore_trial")
+
+
+def has_retry(search: object) -> bool:
+    """Return whether a search has a ``retry_trial()`` of its own. Not collective."""
+    return _has_own(search, "retry_trial")
+
+
+def _has_own(search: object, name: str) -> bool:
+    own = getattr(type(search), name, None)
+    return callable(getattr(search, name, None)) and own is not getattr(Searcher, name)
