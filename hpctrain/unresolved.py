@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 DEEPEST = 100
@@ -59,6 +60,44 @@ def children(value: Any) -> list[tuple[Any, Any]]:
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     return []
+
+
+def find_unseen(value: Any) -> tuple[Path, Any] | None:
+    """Return a domain where `find_unresolved` does not look, and what leads there; None if none.
+
+    Not collective. Looks into sets and the attributes of objects: of namespaces all that is inside,
+    of others they themselves, as objects may be large.
+
+    Examples
+    --------
+    >>> find_unseen({"a": {Unresolved()}})[0]
+    ('a', 0)
+    """
+    rest: list[tuple[Any, Path, bool]] = [(value, (), False)]
+    seen: set[int] = set()
+    while rest:
+        value, path, is_unseen = rest.pop()
+        if is_unseen and isinstance(value, Unresolved):
+            return path, value
+        if id(value) not in seen:
+            seen.add(id(value))
+            unseen = _unseen_children(value)
+            inside = [(k, v) for k, v in unseen or children(value) if type(v) not in _ATOMS]
+            rest += [(each, (*path, key), is_unseen or bool(unseen)) for key, each in inside]
+    return None
+
+
+def _unseen_children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, (set, frozenset)):
+        return list(enumerate(value))
+    if isinstance(value, (Mapping, list, tuple)) or is_dataclass(value) or callable(value):
+        return []
+    try:
+        inside = object.__getattribute__(value, "__dict__").items()
+    except AttributeError:
+        return []
+    is_open = isinstance(value, SimpleNamespace)
+    return [(key, each) for key, each in inside if is_open or isinstance(each, Unresolved)]
 
 
 def find_too_deep(value: Any) -> Path | None:

@@ -12,7 +12,14 @@ from typing import Any
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.domains import Domain, Function, Grid, grid_search
-from hpctrain.unresolved import Path, children, find_unresolved, is_grid_mapping, is_unresolved
+from hpctrain.unresolved import (
+    Path,
+    children,
+    find_unresolved,
+    find_unseen,
+    is_grid_mapping,
+    is_unresolved,
+)
 
 _MOST_PASSES = 20
 
@@ -124,7 +131,8 @@ def check_space(space: object) -> None:
     Raises
     ------
     ConfigError
-        If it is not a dict with names as keys, or a grid has no values.
+        If it is not a dict with names as keys, a grid has no values, or a domain is where none is
+        looked for.
     """
     if not isinstance(space, Mapping):
         raise ConfigError(
@@ -134,6 +142,12 @@ def check_space(space: object) -> None:
     for key in space:
         if not isinstance(key, str):
             raise ConfigError(f"param_space has the key {shown(key)}. Keys are names: use text.")
+    if (found := find_unseen(space)) is not None:
+        path, domain = found
+        raise ConfigError(
+            f"param_space has {shown(domain)} at {show_path(path)}, where it is not drawn from: "
+            f"domains are found in dicts, lists, tuples and dataclasses. Put it into one of them."
+        )
     _find_grids(space)
 
 

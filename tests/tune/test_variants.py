@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -330,6 +331,40 @@ def test_a_space_that_holds_itself_is_copied_with_what_it_holds() -> None:
     config = Variants(space=space, seed=0)[0]
     assert config["constants"]["self"] is config["constants"]
     assert config["constants"] is not space["constants"]
+
+
+class _Plain:
+    """An object of the user's."""
+
+    def __init__(self, lr: Any) -> None:
+        self.lr = lr
+
+
+@pytest.mark.parametrize(
+    ("hidden", "place"),
+    [
+        (SimpleNamespace(lr=tune.uniform(0, 1)), "a/lr"),
+        (
+            SimpleNamespace(inside={"lr": [tune.uniform(0, 1)]}, n=SimpleNamespace()),
+            "a/inside/lr/0",
+        ),
+        (SimpleNamespace(inside=SimpleNamespace(lr=tune.uniform(0, 1))), "a/inside/lr"),
+        ({tune.uniform(0, 1), 3}, "a/[01]"),
+        ([{"b": frozenset([tune.randint(0, 3)])}], "a/0/b/0"),
+        (tune.choice([SimpleNamespace(lr=tune.uniform(0, 1))]), "a/categories/0/lr"),
+        (_Settings(depth=_Plain(tune.uniform(0, 1))), "a/depth/lr"),
+    ],
+)
+def test_a_domain_that_is_not_seen_is_refused_with_its_place(hidden: Any, place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"at {place}, where it is not drawn"):
+        check_space({"a": hidden})
+
+
+def test_objects_that_hold_no_domain_may_be_in_a_space() -> None:
+    itself = SimpleNamespace(n=1)
+    itself.itself = itself
+    objects = [itself, _Plain(3), {1, 2}, np.arange(3), print, _Plain, _Settings(depth=_Plain(1))]
+    check_space({"objects": objects, "lr": tune.choice(objects)})
 
 
 def test_grids_of_more_combinations_than_len_can_return_are_gone_through() -> None:
