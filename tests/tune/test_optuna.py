@@ -147,7 +147,9 @@ def test_what_optuna_cannot_choose_from_is_refused(domain: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "inside", [tune.uniform(0, 1), tune.grid_search([1]), tune.sample_from(lambda: 1)], ids=str
+    "inside",
+    [tune.uniform(0, 1), tune.grid_search([1]), tune.sample_from(lambda: 1)],
+    ids=["uniform", "grid", "function"],
 )
 def test_a_choice_of_values_that_hold_domains_is_refused_with_optunas_way(inside: Any) -> None:
     space = {"opt": tune.choice([{"o": "sgd"}, {"o": "adam", "lr": inside}])}
