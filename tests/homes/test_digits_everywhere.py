@@ -38,14 +38,14 @@ def test_digits_has_the_same_losses_in_every_home(
 ) -> None:
     here = dict(os.environ)
     cluster = {**here, **virtual_slurm.environ}
-    two_nodes = ["--nodes=2", "--ntasks-per-node=1"]
+    two_nodes = ["--nodes=2", "--ntasks-per-node=2"]
 
     def digits(name: str) -> list[str]:
-        options = ["--epochs=2", "--workers=2", f"--storage={tmp_path}", f"--name={name}"]
+        options = ["--epochs=2", f"--storage={tmp_path}", f"--name={name}"]
         return [sys.executable, str(DIGITS), *options]
 
     run(digits("laptop"), {**here, "HPCTRAIN_LAUNCHER": "local"})
-    run([str(MPIEXEC), "-n", "2", *digits("mpiexec")], here)
+    run([str(MPIEXEC), "-n", "4", *digits("mpiexec")], here)
     run(["salloc", "--quiet", *two_nodes, *digits("salloc")], cluster)
     run(["srun", "--mpi=pmi2", *two_nodes, *digits("srun")], cluster)
     script = tmp_path / "job.sbatch"
