@@ -89,9 +89,23 @@ def as_finite(value: float) -> float | None:
 
 
 def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return the metric of a name if it is a number, NaN included. Not collective."""
+    """Return the metric of a name if it is a number, NaN included. Not collective.
+
+    Infinity stands for an integer that no float holds: an integer has no largest value.
+
+    Examples
+    --------
+    >>> find_number({"loss": -(10**400)}, "loss")
+    -inf
+    """
     value = find_metric(metrics, name)
-    return value if isinstance(value, (int, float)) else None
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    return value
 
 
 def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
@@ -101,12 +115,8 @@ def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def find_float(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return the metric of a name if it is a finite number that a float holds, as a float.
-
-    Not collective. An integer has no largest value.
-    """
-    value = find_number(metrics, name)
-    return None if value is None else as_finite(value)
+    """Return the metric of a name if it is a finite number, as a float. Not collective."""
+    return None if (value := find_score(metrics, name)) is None else float(value)
 
 
 def find_score_of(metrics: Mapping[str, Any], name: str, *, report: int) -> float | None:
