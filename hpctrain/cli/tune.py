@@ -96,19 +96,20 @@ def best(
     json: JsonOption = False,
 ) -> None:
     """Show the best trial of a sweep: its directory, configuration and last metrics."""
+    from hpctrain.errors import ConfigError
     from hpctrain.tune.result_grid import make_grid
 
     paths, record = read_sweep(sweep)
+    if not record.trials:
+        raise ConfigError(f"the sweep {paths.root} has no trials yet.")
+    if len(record.trials) > 1:
+        _check_comparison(record, metric, mode)
     grid = make_grid(
         paths,
         record.trials,
         metric=metric or record.started.get("metric"),
         mode=mode or record.started.get("mode"),
     )
-    if not len(grid):
-        from hpctrain.errors import ConfigError
-
-        raise ConfigError(f"the sweep {paths.root} has no trials yet.")
     result = grid.get_best_result(scope=scope)
     if json:
         from hpctrain.cli.json_output import print_json
@@ -126,6 +127,28 @@ def best(
     from hpctrain.cli.list_runs import width_of_output
 
     print(render_best(result, width=width_of_output()))
+
+
+def _check_comparison(record: SweepRecord, metric: str, mode: str) -> None:
+    """Refuse to compare trials by a metric whose mode is not known."""
+    from hpctrain.errors import ConfigError
+
+    own_metric, own_mode = record.started.get("metric"), record.started.get("mode")
+    if metric and own_metric and metric != own_metric and not mode:
+        raise ConfigError(
+            f"--metric {metric} needs --mode, too: min or max. That of the sweep is of "
+            f"{own_metric!r}."
+        )
+    lacks = [
+        option
+        for option, found in (("--metric", metric or own_metric), ("--mode", mode or own_mode))
+        if not found
+    ]
+    if lacks:
+        raise ConfigError(
+            f"the sweep names no metric and mode to compare its trials by: {' and '.join(lacks)} "
+            f"{'is' if len(lacks) == 1 else 'are'} needed, such as --metric loss --mode min."
+        )
 
 
 tune_app.command()(export)

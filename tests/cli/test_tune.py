@@ -178,8 +178,26 @@ def test_the_best_trial_is_shown(sweep: Path) -> None:
     assert metrics.endswith("loss=0.25")
     said = hpctrain_tune("best", sweep, "--mode", "max")
     assert said.startswith(str(sweep / "trial_00002"))
-    assert "Did you mean 'loss'" in hpctrain_tune("best", sweep, "--metric", "los", code=2)
+    typo = ("--metric", "los", "--mode", "min")
+    assert "Did you mean 'loss'" in hpctrain_tune("best", sweep, *typo, code=2)
     assert "'min', 'max'" in hpctrain_tune("best", sweep, "--mode", "most", code=2)
+
+
+def test_the_mode_of_another_metric_is_not_taken(sweep: Path) -> None:
+    said = hpctrain_tune("best", sweep, "--metric", "accuracy", code=2)
+    assert "--metric accuracy needs --mode" in said
+    assert "'loss'" in said
+
+
+def test_a_sweep_without_a_metric_asks_for_the_options_that_lack(tmp_path: Path) -> None:
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", metric=None, mode=None, seed=3)
+    for name in ("trial_00000", "trial_00001"):
+        ledger.add_trial(Trial(trial_id=name, config={}))
+        write_run(tmp_path / name, "finished", reports=1, metrics={"loss": 1.0})
+    assert "--metric and --mode are needed" in hpctrain_tune("best", tmp_path, code=2)
+    assert "by: --mode is needed" in hpctrain_tune("best", tmp_path, "--metric", "loss", code=2)
+    assert hpctrain_tune("best", tmp_path, "--metric", "loss", "--mode", "min")
 
 
 @pytest.mark.parametrize("field", [{"metric": 5}, {"mode": ["min"]}, {"seed": "3"}])
