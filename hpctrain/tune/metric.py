@@ -38,3 +38,17 @@ def set_metric(rule: Comparing, metric: str | None, mode: str | None) -> None:
                 f"TuneConfig. Leave one of them out."
             )
         setattr(rule, name, own if own is not None else given)
+
+
+def find_comparison(*rules: object) -> tuple[str | None, str | None]:
+    """Return the metric and the mode of the first rule that has both, else of the first rule.
+
+    Not collective.
+
+    Parameters
+    ----------
+    *rules
+        The TuneConfig, and what may have a metric and a mode of its own.
+    """
+    found = [(getattr(rule, "metric", None), getattr(rule, "mode", None)) for rule in rules]
+    return next((each for each in found if None not in each), found[0])

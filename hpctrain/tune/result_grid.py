@@ -11,15 +11,25 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checks import check_choice
 from hpctrain.errors import ConfigError, RunStoppedError, TrainingFailedError
 from hpctrain.log import log
-from hpctrain.metric_names import all_names, explain_unknown, find_number, has_metric
+from hpctrain.metric_names import (
+    COUNTED,
+    all_names,
+    explain_unknown,
+    find_number,
+    find_score,
+    has_metric,
+)
 from hpctrain.result import Result
 from hpctrain.rundir.display import flatten
+from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
+from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.export import export_reports
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.report_table import TableTrial
 from hpctrain.tune.trial import Trial, TrialState
+from hpctrain.tune.trial_progress import make_report
 
 if TYPE_CHECKING:
     import pandas
@@ -131,8 +141,8 @@ class ResultGrid:
             )
         check_choice("get_best_result(mode=...)", mode, ("min", "max"))
         scores = []
-        for index, result in enumerate(self):
-            score = score_of(result.metrics_history, metric, mode, scope)
+        for index in range(len(self)):
+            score = score_of(self._compared(index, metric), metric, mode, scope)
             if score is None or (filter_nan_and_inf and not math.isfinite(score)):
                 continue
             scores.append((_sortable(score, mode), index))
@@ -146,6 +156,17 @@ class ResultGrid:
                 )
             )
         return self[min(scores)[1]]
+
+    def _compared(self, index: int, metric: str) -> list[dict[str, Any]]:
+        """Return the reports of a trial, with what Ray Tune adds to each if it is the metric."""
+        if metric not in COUNTED:
+            return self[index].metrics_history
+        run = RunPaths(Path(self[index].path))
+        clock = AttemptClock(paths=run)
+        return [
+            dict(make_report(self._trials[index], clock, line).metrics)
+            for line in read_reports(run)
+        ]
 
     def _explain_values(self, metric: str) -> str:
         """Return why no trial has a value of a metric to compare."""
@@ -197,7 +218,7 @@ class ResultGrid:
         Raises
         ------
         ConfigError
-            If pandas is not installed, or only one of both is given.
+            If pandas is not installed, only one of both is given, or no trial has the metric.
         """
         try:
             import pandas
@@ -210,12 +231,36 @@ class ResultGrid:
             raise ConfigError(
                 "get_dataframe() needs filter_metric and filter_mode together, or none of them."
             )
+        chosen = [len(result.metrics_history) - 1 for result in self]
+        if filter_metric is not None and filter_mode is not None:
+            chosen = self._find_best_reports(filter_metric, filter_mode)
         return pandas.DataFrame(
             [
-                self._row(trial, result, filter_metric, filter_mode)
-                for trial, result in zip(self._trials, self, strict=True)
+                _row(trial, result, index)
+                for trial, result, index in zip(self._trials, self, chosen, strict=True)
             ]
         )
+
+    def _find_best_reports(self, metric: str, mode: str) -> list[int]:
+        """Return the index of the best report of each trial; -1 if it has none with a number."""
+        check_choice("get_dataframe(filter_mode=...)", mode, ("min", "max"))
+        histories = [self._compared(index, metric) for index in range(len(self))]
+        reports = [report for history in histories for report in history]
+        if reports and not any(has_metric(report, metric) for report in reports):
+            known = {name for report in reports for name in all_names(report)}
+            raise ConfigError(
+                f"get_dataframe(filter_metric={metric!r}): no trial has reported it. "
+                f"{explain_unknown(metric, known)}"
+            )
+        found = []
+        for history in histories:
+            scored = [
+                (_sortable(score, mode), index)
+                for index, report in enumerate(history)
+                if (score := find_score(report, metric)) is not None
+            ]
+            found.append(min(scored)[1] if scored else -1)
+        return found
 
     def write_parquet(self, path: str | PathLike[str]) -> None:
         """Write a row for each report of each trial, as a Parquet file. Not collective.
@@ -248,30 +293,20 @@ class ResultGrid:
         ]
         export_reports(trials, path, overwrite=True)
 
-    def _row(
-        self, trial: Trial, result: Result, metric: str | None, mode: str | None
-    ) -> dict[str, Any]:
-        reports = result.metrics_history
-        index = len(reports) - 1
-        if metric is not None and mode is not None:
-            check_choice("get_dataframe(filter_mode=...)", mode, ("min", "max"))
-            scored = [
-                (_sortable(score, mode), index)
-                for index, report in enumerate(reports)
-                if (score := find_number(report, metric)) is not None and math.isfinite(score)
-            ]
-            index = min(scored)[1] if scored else -1
-        fixed = {
-            "trial_id": trial.trial_id,
-            "state": trial.state.value,
-            "training_iteration": index + 1,
-        }
-        found = flatten(reports[index] if index >= 0 else {})
-        return {
-            **fixed,
-            **{f"metrics/{name}" if name in fixed else name: value for name, value in found},
-            **{f"config/{name}": value for name, value in flatten(trial.config)},
-        }
+
+def _row(trial: Trial, result: Result, index: int) -> dict[str, Any]:
+    """Return the row of a trial with one of its reports; with none if the index is -1."""
+    fixed = {
+        "trial_id": trial.trial_id,
+        "state": trial.state.value,
+        "training_iteration": index + 1,
+    }
+    found = flatten(result.metrics_history[index] if index >= 0 else {})
+    return {
+        **fixed,
+        **{f"metrics/{name}" if name in fixed else name: value for name, value in found},
+        **{f"config/{name}": value for name, value in flatten(trial.config)},
+    }
 
 
 def score_of(

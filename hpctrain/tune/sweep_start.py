@@ -8,6 +8,7 @@ from hpctrain import environ
 from hpctrain.log import log
 from hpctrain.rundir.files import write_atomic
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, SweepRecord, put_configs
+from hpctrain.tune.metric import find_comparison
 from hpctrain.tune.person_stops import PersonStops
 from hpctrain.tune.place import find_original
 from hpctrain.tune.tune_config import TuneConfig
@@ -21,6 +22,7 @@ def begin_sweep(
     config: TuneConfig,
     trainable: str,
     *,
+    scheduler: object,
     seed: int,
     launcher: str,
 ) -> None:
@@ -34,11 +36,14 @@ def begin_sweep(
         How the sweep searches.
     trainable
         Name of the function or trainer.
+    scheduler
+        Its metric and mode are the sweep's where `config` has none, or else those of the search.
     seed
         From which the configurations follow.
     launcher
         How its trials start.
     """
+    metric, mode = find_comparison(config, scheduler, config.search_alg)
     write_atomic(paths.tuner, content, mode=_OWNER_ONLY, durable=True)
     SweepLedger(paths=paths).append(
         "sweep-started",
@@ -46,8 +51,8 @@ def begin_sweep(
         path=str(paths.root),
         job_id=environ.variable("SLURM_JOB_ID"),
         trainable=trainable,
-        metric=config.metric,
-        mode=config.mode,
+        metric=metric,
+        mode=mode,
         num_samples=config.num_samples,
         seed=seed,
         launcher=launcher,

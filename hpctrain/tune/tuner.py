@@ -94,6 +94,7 @@ class Tuner:
         self._retries: tuple[TrialState, ...] = ()
         self._restarts_errored = False
         self._restored: SweepPaths | None = None
+        self._begun: SweepPaths | None = None
 
     def fit(self) -> ResultGrid:
         """Run the trials, and return their results. Not collective.
@@ -172,22 +173,23 @@ class Tuner:
         return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
 
     def get_results(self) -> ResultGrid:
-        """Return the results of a restored sweep as they are, and run nothing. Not collective.
+        """Return the results of the sweep as they are, and run nothing. Not collective.
 
         Raises
         ------
         ConfigError
-            If it was not restored.
+            If it has not begun: ``fit()`` was not called, and it was not restored.
         """
-        if self._restored is None:
+        paths = self._restored or self._begun
+        if paths is None:
             raise ConfigError(
-                "get_results() is for Tuner.restore(path, trainable). fit() returns the results of "
-                "a new sweep."
+                "get_results(): the sweep has not begun. Call fit() first, or take "
+                "Tuner.restore(path, trainable).get_results()."
             )
-        record = read_record(self._restored)
-        put_configs(self._restored, record)
+        record = read_record(paths)
+        put_configs(paths, record)
         config = self._tune_config
-        return make_grid(self._restored, record.trials, metric=config.metric, mode=config.mode)
+        return make_grid(paths, record.trials, metric=config.metric, mode=config.mode)
 
     @classmethod
     def can_restore(cls, path: str | PathLike[str], storage_filesystem: object = None) -> bool:
@@ -296,9 +298,11 @@ class Tuner:
             plan.content,
             plan.config,
             name_trainable(self._trainable),
+            scheduler=plan.scheduler,
             seed=plan.seed,
             launcher=plan.launcher,
         )
+        self._begun = plan.paths
         self._show(f"sweep {plan.paths.root.name}: {plan.paths.root}")
 
     def _go_on(

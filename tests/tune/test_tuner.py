@@ -79,6 +79,12 @@ def test_a_sweep_of_a_function_has_a_run_and_a_result_for_each_trial(tmp_path: P
     assert frame["config/x"].tolist() == [1, 2, 3]
     with pytest.raises(ConfigError, match="has a value of 'los'"):
         grid.get_best_result("los", "min")
+    assert [result.config for result in tuner.get_results()] == [{"x": 1}, {"x": 2}, {"x": 3}]
+    with pytest.raises(ConfigError, match=r"filter_metric='los'.*Did you mean 'loss'"):
+        grid.get_dataframe(filter_metric="los", filter_mode="min")
+    by_number = grid.get_dataframe(filter_metric="training_iteration", filter_mode="min")
+    assert by_number["training_iteration"].tolist() == [1, 1, 0]
+    assert by_number["loss"].tolist()[:2] == [1, 2]
     with pytest.raises(ConfigError, match="is a sweep already"):
         tuner.fit()
     again = tune.Tuner.restore(tmp_path / "sweep", train)
@@ -494,6 +500,61 @@ def test_values_that_cannot_be_compared_are_said_to_be_none(tmp_path: Path) -> N
     assert frame["trial_id"].tolist() == ["trial_00000", "trial_00001"]
     assert frame["state"].tolist() == 2 * ["TERMINATED"]
     assert frame["metrics/trial_id"].tolist() == 2 * ["mine"]
+
+
+def test_the_metric_of_the_scheduler_is_that_of_the_sweep(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        hpctrain.report({"loss": config["x"]})
+
+    tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([2, 1])},
+        tune_config=tune.TuneConfig(scheduler=ASHAScheduler(metric="loss", mode="min")),
+        run_config=quiet(tmp_path),
+    ).fit()
+    overview = read_overview(tmp_path / "sweep")
+    assert (overview.metric, overview.mode, overview.best) == ("loss", "min", "trial_00001")
+
+
+def test_results_of_a_sweep_that_has_not_begun_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has not begun\. Call fit"):
+        tune.Tuner(noop, run_config=quiet(tmp_path)).get_results()
+
+
+@pytest.mark.parametrize("metric", ["training_iteration", "time_total_s"])
+def test_the_best_trial_by_what_each_report_gets(tmp_path: Path, metric: str) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for _ in range(config["reports"]):
+            hpctrain.report({"loss": 1.0})
+
+    grid = tune.Tuner(
+        train,
+        param_space={"reports": tune.grid_search([1, 3, 2])},
+        tune_config=tune.TuneConfig(metric=metric, mode="max"),
+        run_config=quiet(tmp_path),
+    ).fit()
+    scores = {
+        path.name: read_record(SweepPaths(root=tmp_path / "sweep")).trials[path.name]
+        for path in (Path(result.path) for result in grid)
+    }
+    best = max(scores, key=lambda name: scores[name].metrics[metric])
+    assert Path(grid.get_best_result().path).name == best
+
+
+def test_an_integer_that_no_float_holds_ends_no_sweep(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for _ in range(2):
+            hpctrain.report({"loss": config["loss"]})
+
+    grid = tune.Tuner(
+        train,
+        param_space={"loss": tune.grid_search([10**400, 1, -(10**400), 2.5])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=ASHAScheduler(max_t=2)),
+        run_config=quiet(tmp_path),
+    ).fit()
+    assert grid.num_errors == 0
+    assert grid.get_best_result().config == {"loss": 1}
+    assert grid.get_best_result(filter_nan_and_inf=False).config == {"loss": -(10**400)}
 
 
 def test_a_sweep_of_which_all_trials_fail_says_why_there_is_no_best_one(tmp_path: Path) -> None:
