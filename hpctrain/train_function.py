@@ -16,7 +16,8 @@ def takes_config(train_loop: Any) -> bool:
     Raises
     ------
     ConfigError
-        If it is not a function, has no signature, or needs more than one argument.
+        If it is not a function, has no signature, needs more than one argument, or one by
+        name.
     """
     if not callable(train_loop):
         raise ConfigError(
@@ -41,6 +42,13 @@ def takes_config(train_loop: Any) -> bool:
             f"{name}({', '.join(p.name for p in needed)}) takes {len(needed)} arguments. A "
             f"training function takes none, or one: the train_loop_config. Put the rest into "
             f"train_loop_config."
+        )
+    if named := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
+        name = getattr(train_loop, "__name__", repr(train_loop))
+        raise ConfigError(
+            f"{name}(*, {', '.join(named)}) needs an argument by name. A training function is "
+            f"called with the train_loop_config, or nothing. Give {named[0]} a default, or put it "
+            f"into train_loop_config."
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return bool(positional)

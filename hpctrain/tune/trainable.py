@@ -165,6 +165,12 @@ def _check_arguments(function: Callable[..., Any]) -> None:
             f"its configuration; give it the others before: tune.with_parameters({name}, "
             f"{more}=...)."
         )
+    if named := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(
+            f"{name}(*, {', '.join(named)}): a trial calls it with its configuration alone. Give "
+            f"it the others before: tune.with_parameters({name}, {named[0]}=...)."
+        )
 
 
 _NOT_RUN_BY_A_CALL = (

@@ -169,6 +169,14 @@ def test_a_training_function_with_two_arguments_is_refused() -> None:
         DataParallelTrainer(train)
 
 
+def test_a_training_function_that_needs_an_argument_by_name_is_refused() -> None:
+    def train(config: object, *, data: object, seed: int = 0) -> None:
+        pass
+
+    with pytest.raises(ConfigError, match=r"train\(\*, data\) needs an argument by name"):
+        DataParallelTrainer(train)
+
+
 def test_a_training_function_that_cannot_be_pickled_names_the_culprit(tmp_path: Path) -> None:
     lock = threading.Lock()
 

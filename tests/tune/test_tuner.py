@@ -433,6 +433,10 @@ def noop(config: dict[str, Any]) -> None:
             r"takes 2 arguments.*tune\.with_parameters\(<lambda>, data=\.\.\.\)",
         ),
         (
+            lambda **o: tune.Tuner(lambda config, *, data: None, **o),
+            r"<lambda>\(\*, data\): .*tune\.with_parameters\(<lambda>, data=\.\.\.\)",
+        ),
+        (
             lambda **o: tune.Tuner(noop, param_space={"a": tune.sample_from(lambda: 1 / 0)}, **o),
             "ZeroDivisionError",
         ),
