@@ -16,6 +16,7 @@ from hpctrain.checks import check_type, shown
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, DamagedFileError
 from hpctrain.function_run import FunctionRun, class_path
+from hpctrain.path_string import expand_home
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 
@@ -150,11 +151,12 @@ class BaseTrainer(FunctionRun):
     @classmethod
     def can_restore(cls, path: str | PathLike[str]) -> bool:
         """Return whether `path` is a run that a trainer of this class began. Not collective."""
+        run = RunPaths(expand_home(path))
         try:
-            plan = read_plan(RunPaths(Path(path)))
+            plan = read_plan(run)
         except (OSError, DamagedFileError):
             return False
-        return plan.get("trainer") == class_path(cls) and RunPaths(Path(path)).spec.exists()
+        return plan.get("trainer") == class_path(cls) and run.spec.exists()
 
     @classmethod
     def restore(cls, path: str | PathLike[str], **changes: Any) -> BaseTrainer:

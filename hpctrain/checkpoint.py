@@ -23,6 +23,7 @@ from hpctrain.checkpoint_uri import split_uri
 from hpctrain.constants import FS_CHECKPOINT_KEY, MODEL_KEY, PREPROCESSOR_KEY
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import write_own
+from hpctrain.path_string import expand_home
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -123,7 +124,7 @@ class Checkpoint(DirectoryHandle):
         ConfigError
             If it is no directory, or that class has nothing to do with this one.
         """
-        chosen = choose_class(cls, read_class(Checkpoint, Path(path)))
+        chosen = choose_class(cls, read_class(Checkpoint, expand_home(path)))
         try:
             checkpoint = chosen(path)
         except ConfigError:

@@ -17,7 +17,7 @@ from hpctrain.checkpoint_files import MANIFEST_NAME, OF_THE_RUN, read_metadata, 
 from hpctrain.checkpoint_lock import hold_for_reading
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.own_files import DIRECTORY_MODE
-from hpctrain.path_string import PathString, local_filesystem
+from hpctrain.path_string import PathString, expand_home, local_filesystem
 from hpctrain.temporary_checkpoint import temporary_prefix
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class DirectoryHandle:
     """Whether this process made the directory for the handle."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = PathString(Path(path).absolute())
+        self.path = PathString(expand_home(path).absolute())
         self._was_seen = self.path.is_dir()
 
     @classmethod
@@ -53,7 +53,7 @@ class DirectoryHandle:
         None makes a temporary one, which is deleted with the handle: also where the writing fails.
         """
         if path is not None:
-            Path(path).mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            expand_home(path).mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             return cls(path)
         import shutil
         import tempfile
@@ -116,7 +116,7 @@ class DirectoryHandle:
         """
         import tempfile
 
-        target = Path(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
+        target = expand_home(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
         with self.as_directory() as source:
             copy_directory(Path(source), target)
         return str(target)

@@ -18,6 +18,7 @@ from hpctrain.container import Container as Container
 from hpctrain.data_config import DataConfig as DataConfig
 from hpctrain.errors import ConfigError
 from hpctrain.log import log_once
+from hpctrain.path_string import expand_home
 from hpctrain.rules import (
     checked,
     choice,
@@ -209,7 +210,7 @@ def _storage_path(what: str, value: Any) -> Any:
             f"{with_value(what, value)} is a URL. Runs need a "
             f"filesystem that all nodes share: give a directory there."
         )
-    return value
+    return str(expand_home(value)) if value.startswith("~") else value
 
 
 def _log_to_file(what: str, value: Any) -> Any:

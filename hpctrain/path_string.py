@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from os import PathLike
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,14 @@ if TYPE_CHECKING:
         pass
 else:
     _Base = str
+
+
+def expand_home(path: str | PathLike[str]) -> Path:
+    """Return a path whose leading ``~`` is replaced, as a shell does. Not collective.
+
+    The ``~NAME`` of a user that there is not stays as it is.
+    """
+    return Path(os.path.expanduser(path))
 
 
 class PathString(_Base):

@@ -26,7 +26,7 @@ from hpctrain.errors import (
 from hpctrain.host_list import compress_hosts
 from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, all_names, explain_unknown, find_score, has_metric
-from hpctrain.path_string import PathString, local_filesystem
+from hpctrain.path_string import PathString, expand_home, local_filesystem
 from hpctrain.plan import spec
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import Manifest
@@ -183,7 +183,7 @@ class Result:
         ConfigError
             If the directory is not a run.
         """
-        root = Path(path).absolute()
+        root = expand_home(path).absolute()
         status = read_status(RunPaths(root))
         if status is None:
             found = "does not exist" if not root.exists() else "has no status.json"

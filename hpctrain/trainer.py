@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.backend import BackendConfig
@@ -15,6 +14,7 @@ from hpctrain.checks import given_or_default
 from hpctrain.config import DataConfig, RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.function_run import class_path
+from hpctrain.path_string import expand_home
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.train_function import takes_config
 from hpctrain.validation_config import ValidationConfig, check_validation_config
@@ -177,7 +177,7 @@ class DataParallelTrainer(BaseTrainer):
                 f"{path} is not a run that {class_path(cls)} began. 'hpctrain status {path}' says "
                 f"what it is."
             )
-        stored = read_stored(RunPaths(Path(path).absolute()), changes.get("run_config"))
+        stored = read_stored(RunPaths(expand_home(path).absolute()), changes.get("run_config"))
         worker, run_config = stored.worker_spec, stored.run_config
         given = (train_loop_per_worker, train_loop_config, datasets, preprocessor, scaling_config)
         if any(value is not None for value in given) or set(changes) - {"run_config"}:

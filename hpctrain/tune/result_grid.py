@@ -19,6 +19,7 @@ from hpctrain.metric_names import (
     find_score,
     has_metric,
 )
+from hpctrain.path_string import expand_home
 from hpctrain.result import Result
 from hpctrain.rundir.display import flatten
 from hpctrain.rundir.metrics import read_reports
@@ -291,7 +292,7 @@ class ResultGrid:
             TableTrial(trial=trial, run=Path(result.path))
             for trial, result in zip(self._trials, self, strict=True)
         ]
-        export_reports(trials, path, overwrite=True)
+        export_reports(trials, expand_home(path), overwrite=True)
 
 
 def _row(trial: Trial, result: Result, index: int) -> dict[str, Any]:

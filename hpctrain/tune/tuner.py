@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from hpctrain.checks import given_or_default, shown
@@ -17,6 +16,7 @@ from hpctrain.launch.begin import rename_aside
 from hpctrain.launch.code_record import keep_code, record_code
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.log import log
+from hpctrain.path_string import expand_home
 from hpctrain.ray_names import INSTEAD_OF_FIELDS
 from hpctrain.rundir.files import remove_unfinished
 from hpctrain.rundir.paths import RunPaths
@@ -208,7 +208,7 @@ class Tuner:
             If there is a `storage_filesystem`.
         """
         _refuse_filesystem(storage_filesystem)
-        paths = SweepPaths(root=Path(path))
+        paths = SweepPaths(root=expand_home(path))
         return paths.tuner.is_file() and has_sweep(paths)
 
     @classmethod
@@ -253,7 +253,7 @@ class Tuner:
             another one, or trials are not to be resumed.
         """
         _refuse_filesystem(storage_filesystem)
-        paths = SweepPaths(root=Path(path).absolute())
+        paths = SweepPaths(root=expand_home(path).absolute())
         read_record(paths)
         check_run_directory(paths.root)
         if resume_errored and restart_errored:

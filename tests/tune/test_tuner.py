@@ -520,6 +520,33 @@ def test_the_metric_of_the_scheduler_is_that_of_the_sweep(tmp_path: Path) -> Non
     assert (overview.metric, overview.mode, overview.best) == ("loss", "min", "trial_00001")
 
 
+def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(config: dict[str, Any]) -> None:
+        hpctrain.report({"loss": config["x"]})
+
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    grid = tune.Tuner(train, param_space={"x": 1}, run_config=quiet(Path("~/runs"))).fit()
+    assert grid.experiment_path == str(home / "runs/sweep")
+    assert tune.Tuner.can_restore("~/runs/sweep")
+    (result,) = tune.Tuner.restore("~/runs/sweep", train).get_results()
+    assert hpctrain.Result.from_path(f"~/runs/sweep/{Path(result.path).name}").path == result.path
+    DataParallelTrainer(noop, run_config=RunConfig(name="run", storage_path="~/runs")).fit()
+    assert DataParallelTrainer.can_restore("~/runs/run")
+    assert DataParallelTrainer.restore("~/runs/run").run_config.name == "run"
+    (home / "saved").mkdir()
+    assert Checkpoint.from_directory("~/saved").path == home / "saved"
+    copy = Checkpoint("~/saved").to_directory("~/copied")
+    assert Path(copy) == home / "copied"
+    assert (home / "copied").is_dir()
+    grid.write_parquet("~/table.parquet")
+    assert (home / "table.parquet").is_file()
+    assert not list(here.iterdir())
+
+
 def test_results_of_a_sweep_that_has_not_begun_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has not begun\. Call fit"):
         tune.Tuner(noop, run_config=quiet(tmp_path)).get_results()
