@@ -101,11 +101,8 @@ def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
     value = find_metric(metrics, name)
     if not isinstance(value, (int, float)):
         return None
-    try:
-        float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-    return value
+    number = as_float(value)
+    return number if math.isinf(number) else value
 
 
 def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
