@@ -89,20 +89,12 @@ def as_finite(value: float) -> float | None:
 
 
 def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return the metric of a name if it is a number, NaN included. Not collective.
+    """Return the metric of a name if it is a number, NaN included; a bool counts as 0 or 1.
 
-    Infinity stands for an integer that no float holds: an integer has no largest value.
-
-    Examples
-    --------
-    >>> find_number({"loss": -(10**400)}, "loss")
-    -inf
+    Not collective. An integer has no largest value: not every one fits into a float.
     """
     value = find_metric(metrics, name)
-    if not isinstance(value, (int, float)):
-        return None
-    number = as_float(value)
-    return number if math.isinf(number) else value
+    return value if isinstance(value, (int, float)) else None
 
 
 def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
@@ -112,8 +104,12 @@ def find_score(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def find_float(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return the metric of a name if it is a finite number, as a float. Not collective."""
-    return None if (value := find_score(metrics, name)) is None else float(value)
+    """Return the metric of a name if it is a finite number that a float holds, as a float.
+
+    Not collective.
+    """
+    value = find_number(metrics, name)
+    return None if value is None else as_finite(value)
 
 
 def find_score_of(metrics: Mapping[str, Any], name: str, *, report: int) -> float | None:

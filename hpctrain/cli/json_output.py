@@ -400,7 +400,7 @@ _SWEEP = (
     ("state", "string", _STATES_OF_SWEEP),
     ("reason", "string|null", "why it ended early, or was interrupted, if that is known"),
     ("copy_of", "string|null", "the directory that it was copied from"),
-    ("metric", "string|null", "``TuneConfig(metric=...)``"),
+    ("metric", "string|null", "by what trials are compared"),
     ("mode", "string|null", "``min`` or ``max``"),
     ("seed", "integer|null", "seed of its draws"),
     ("trials", "array of trial", "in the order in which they were made"),

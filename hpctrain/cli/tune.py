@@ -86,9 +86,11 @@ def _render(paths: SweepPaths, record: SweepRecord) -> tuple[str, bool]:
 def best(
     sweep: SweepArgument,
     metric: Annotated[
-        str, typer.Option("--metric", help="What to compare. Default: TuneConfig(metric=...).")
+        str, typer.Option("--metric", help="What to compare. Default: that of the sweep.")
     ] = "",
-    mode: Annotated[str, typer.Option("--mode", help="min or max. Default: TuneConfig's.")] = "",
+    mode: Annotated[
+        str, typer.Option("--mode", help="min or max. Default: that of the sweep.")
+    ] = "",
     scope: Annotated[
         str,
         typer.Option("--scope", help="What of a trial: last, all, avg, last-5-avg or last-10-avg."),

@@ -95,6 +95,11 @@ class Relay:
         loop.call_later(self._tick_s, self._tick)
         self._seek(first)
 
+    @property
+    def has_parent(self) -> bool:
+        """Whether it is connected to its parent."""
+        return self._parent is not None
+
     # Its place.
 
     def _seek(self, first: tuple[socket.socket, Seal] | None) -> None:

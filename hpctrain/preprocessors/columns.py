@@ -94,7 +94,7 @@ class ColumnPreprocessor(Preprocessor, abc.ABC):
         return zip(self.get_input_columns(), self.get_output_columns(), strict=True)
 
 
-class PerColumn(ColumnPreprocessor):
+class _PerColumn(ColumnPreprocessor):
     """Makes a column of each column that it reads."""
 
     def _take_columns(self, columns: list[str], output_columns: list[str] | None) -> None:

@@ -12,7 +12,7 @@ from hpctrain.checks import check_choice, check_count, shown
 from hpctrain.data.arguments import flag, is_real, items_of, mapping, number_type
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows
-from hpctrain.preprocessors.columns import PerColumn
+from hpctrain.preprocessors.columns import _PerColumn
 from hpctrain.preprocessors.statistics import (
     Extremes,
     collect,
@@ -22,7 +22,7 @@ from hpctrain.preprocessors.statistics import (
 from hpctrain.world import Communicator
 
 
-class _Discretizer(PerColumn):
+class _Discretizer(_PerColumn):
     def __init__(
         self,
         columns: list[str],

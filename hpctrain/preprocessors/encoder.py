@@ -22,7 +22,7 @@ from hpctrain.preprocessors.categories import (
     is_list,
     most_frequent,
 )
-from hpctrain.preprocessors.columns import ColumnPreprocessor, PerColumn
+from hpctrain.preprocessors.columns import ColumnPreprocessor, _PerColumn
 from hpctrain.preprocessors.preprocessor import check_outputs, no_value
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
 from hpctrain.world import Communicator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _CATEGORIES = "{'size': ['S', 'M', 'L']}"
 
 
-class _Encoder(PerColumn):
+class _Encoder(_PerColumn):
     """Numbers the values of each column, in their order."""
 
     def _learn(

@@ -12,13 +12,13 @@ from hpctrain.checks import check_choice, shown
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
-from hpctrain.preprocessors.columns import PerColumn
+from hpctrain.preprocessors.columns import _PerColumn
 from hpctrain.preprocessors.preprocessor import FitStatus, per_row
 from hpctrain.preprocessors.statistics import Counts, Moments, collect, in_shape, infinite_values
 from hpctrain.world import Communicator
 
 
-class SimpleImputer(PerColumn):
+class SimpleImputer(_PerColumn):
     """Replaces missing values: NaN, None, NaT.
 
     Infinite values raise an error when it is fitted.

@@ -9,11 +9,11 @@ import numpy as np
 
 from hpctrain.checks import check_choice
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.columns import PerColumn
+from hpctrain.preprocessors.columns import _PerColumn
 from hpctrain.preprocessors.statistics import finite_numbers
 
 
-class Normalizer(PerColumn):
+class Normalizer(_PerColumn):
     """Divides each row by its norm, over all columns; a row of zeros is unchanged.
 
     A row with NaN becomes NaN; infinite values raise an error.

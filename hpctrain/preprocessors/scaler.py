@@ -11,7 +11,7 @@ import numpy as np
 from hpctrain.checks import is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
-from hpctrain.preprocessors.columns import PerColumn
+from hpctrain.preprocessors.columns import _PerColumn
 from hpctrain.preprocessors.kernels import shifted_and_scaled
 from hpctrain.preprocessors.preprocessor import no_value, per_row
 from hpctrain.preprocessors.quantiles import quantiles_of
@@ -29,7 +29,7 @@ from hpctrain.world import Communicator
 _ROUNDING = 10 * float(np.finfo(np.float64).eps)
 
 
-class _Scaler(PerColumn):
+class _Scaler(_PerColumn):
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         self._take_columns(columns, output_columns)
 

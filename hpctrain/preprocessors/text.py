@@ -15,7 +15,7 @@ from hpctrain.data.arguments import function, one_name
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
-from hpctrain.preprocessors.columns import ColumnPreprocessor, PerColumn
+from hpctrain.preprocessors.columns import ColumnPreprocessor, _PerColumn
 from hpctrain.preprocessors.encoder import as_cells
 from hpctrain.preprocessors.preprocessor import check_columns, no_value
 from hpctrain.preprocessors.statistics import Counts, collect, named_numbers
@@ -35,7 +35,7 @@ def place_of(value: object, num_features: int) -> int:
     return int(digest, 16) % num_features
 
 
-class _OfText(PerColumn):
+class _OfText(_PerColumn):
     def __init__(
         self,
         columns: list[str],

@@ -10,13 +10,13 @@ import numpy as np
 from hpctrain.checks import check_choice, is_number
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.columns import PerColumn
+from hpctrain.preprocessors.columns import _PerColumn
 from hpctrain.preprocessors.statistics import finite_numbers
 
 _NO_POWER = 1e-19
 
 
-class PowerTransformer(PerColumn):
+class PowerTransformer(_PerColumn):
     """Applies the power transform of Yeo and Johnson, or of Box and Cox.
 
     NaN stays NaN; infinite values raise an error.

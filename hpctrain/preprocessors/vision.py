@@ -9,10 +9,10 @@ import numpy as np
 
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch
-from hpctrain.preprocessors.columns import PerColumn
+from hpctrain.preprocessors.columns import _PerColumn
 
 
-class TorchVisionPreprocessor(PerColumn):
+class TorchVisionPreprocessor(_PerColumn):
     """Applies a transform of torchvision, or any function of a tensor, to columns of images.
 
     Parameters

@@ -51,4 +51,6 @@ def find_comparison(*rules: object) -> tuple[str | None, str | None]:
         The TuneConfig, and what may have a metric and a mode of its own.
     """
     found = [(getattr(rule, "metric", None), getattr(rule, "mode", None)) for rule in rules]
-    return next((each for each in found if None not in each), found[0])
+    # A rule of one's own may have something else in these names.
+    usable = (each for each in found if isinstance(each[0], str) and each[1] in ("min", "max"))
+    return next(usable, found[0])

@@ -14,9 +14,10 @@ from hpctrain.log import log
 from hpctrain.metric_names import (
     COUNTED,
     all_names,
+    as_float,
     explain_unknown,
+    find_float,
     find_number,
-    find_score,
     has_metric,
 )
 from hpctrain.path_string import expand_home
@@ -258,7 +259,7 @@ class ResultGrid:
             scored = [
                 (_sortable(score, mode), index)
                 for index, report in enumerate(history)
-                if (score := find_score(report, metric)) is not None
+                if (score := find_float(report, metric)) is not None
             ]
             found.append(min(scored)[1] if scored else -1)
         return found
@@ -323,7 +324,7 @@ def score_of(
     2.0
     """
     values = [
-        float(value)
+        as_float(value)
         for report in reports
         if has_metric(report, metric) and (value := find_number(report, metric)) is not None
     ]

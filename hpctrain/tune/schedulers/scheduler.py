@@ -16,7 +16,7 @@ from hpctrain.checks import (
     shown,
 )
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import find_number
+from hpctrain.metric_names import as_float, find_number
 from hpctrain.tune.metric import set_metric
 
 Decision = Literal["CONTINUE", "STOP", "PAUSE"]
@@ -188,7 +188,8 @@ class TrialScheduler(NamedArguments):
         when, value = find_number(metrics, self.time_attr), find_number(metrics, self.metric)
         if when is None or value is None:
             return None
-        return when, value if self.mode == "max" else -value
+        value = as_float(value)
+        return as_float(when), value if self.mode == "max" else -value
 
 
 class FIFOScheduler(TrialScheduler):

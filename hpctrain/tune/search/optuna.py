@@ -10,7 +10,7 @@ from hpctrain import environ
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.metric_names import find_number, find_score
+from hpctrain.metric_names import find_float, find_number
 from hpctrain.tune.search.optuna_arguments import (
     SEEDS,
     check_pruner,
@@ -241,7 +241,7 @@ class OptunaSearch(Searcher):
         Not collective.
         """
         assert self.metric is not None
-        score, step = find_score(result, self.metric), find_number(result, "training_iteration")
+        score, step = find_float(result, self.metric), find_number(result, "training_iteration")
         if score is None or step is None:
             return None
         return STOP if self._begun.report(trial_id, score, int(step)) else None
@@ -251,7 +251,7 @@ class OptunaSearch(Searcher):
     ) -> None:
         """Tell Optuna the last value of a trial, or that it failed. Not collective."""
         assert self.metric is not None
-        score = find_score(result or {}, self.metric)
+        score = find_float(result or {}, self.metric)
         self._begun.tell(trial_id, None if error else score)
 
     def restore_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
