@@ -6,11 +6,16 @@ import shutil
 import threading
 from pathlib import Path
 
+_MOST_AT_ONCE = 4
+"""More would hold the descriptors that a commit needs, and let deleted checkpoints pile up."""
+
 
 class Deletions:
     """Deletes directories in threads: the ranks of the next attempt need not wait for it.
 
-    What a process that ends leaves half deleted is for the next one to delete.
+    Where deletions are slower than saves, the next one waits for the oldest: the disk never holds
+    more than a few checkpoints beyond those that are kept. What a process that ends leaves half
+    deleted is for the next one to delete.
     """
 
     def __init__(self) -> None:
@@ -19,7 +24,8 @@ class Deletions:
     def begin(self, path: Path) -> None:
         """Delete a directory that is read no more; never raises. Not collective.
 
-        Where there may be no more threads it is gone when this returns.
+        Where there may be no more threads it is gone when this returns. With as many deletions as
+        there may be at once the oldest is waited for.
 
         Parameters
         ----------
@@ -29,6 +35,8 @@ class Deletions:
         self._threads = {p: t for p, t in self._threads.items() if t.is_alive()}
         if path in self._threads:
             return
+        while len(self._threads) >= _MOST_AT_ONCE:
+            self._threads.pop(next(iter(self._threads))).join()
         thread = threading.Thread(
             target=shutil.rmtree,
             args=(path,),
@@ -42,6 +50,11 @@ class Deletions:
             shutil.rmtree(path, ignore_errors=True)
             return
         self._threads[path] = thread
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether something is being deleted."""
+        return any(thread.is_alive() for thread in self._threads.values())
 
     def finish(self) -> None:
         """Wait until all of them are deleted. Not collective."""

@@ -54,11 +54,13 @@ def await_death_notice(
         What has forked the ranks, if something has.
     """
     hub.send("end")
+    deadline = Deadline(timeouts.DEATH_NOTICE_S)
     if fork_server is not None:
         for rank, pid in pids.items():
+            if deadline.is_over:
+                break
             if (status := fork_server.await_end(pid)) is not None:
                 return rank, status
-    deadline = Deadline(timeouts.DEATH_NOTICE_S)
     while step.returncode() is None and not deadline.is_over:
         if names_a_death(step.last_lines()):
             break

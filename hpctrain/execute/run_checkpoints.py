@@ -82,6 +82,7 @@ class RunCheckpoints:
         for pause_s in (*_PAUSES_S, None):
             try:
                 self.store.prepare()
+                self._free_room()
                 return self.store.newest_good(doubtful=self._run_record.begun_with)
             except (UnreadableError, OSError) as error:
                 if pause_s is None:
@@ -105,7 +106,11 @@ class RunCheckpoints:
         except OSError as error:
             # The next attempt looks again, and this one's end has a reason of its own.
             self._run_record.warn_unwritten("checkpoints/", error)
-        if not has_room(self._run_record.paths):
+        self._free_room()
+
+    def _free_room(self) -> None:
+        """Wait for deletions on a disk that has no room for other files."""
+        if self._deletions.is_at_work and not has_room(self._run_record.paths):
             self._deletions.finish()
 
     def close(self) -> None:

@@ -112,6 +112,7 @@ class SlotHost:
         if self._forks is not None:
             self._forks.close()
         self._end_leftovers()
+        remove_dead_segments_since(self._begun)
 
     def _look_at_tuner(self, _: int) -> None:
         with suppress(OSError):

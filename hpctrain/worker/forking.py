@@ -35,6 +35,8 @@ nothing where that says nothing of why: its client was ended first, and the rank
 STATUS = struct.Struct("=i")
 """A wait status, as it travels."""
 _MOST_ENDS = 4096
+# include/linux/sched.h
+_PF_EXITING = 0x4
 _MOST_DESCRIPTORS = 8
 _MOST_COMMAND_BYTES = 2**16
 _GO = b"G"
@@ -49,6 +51,8 @@ class _Rank:
     pidfd: int
     client: socket.socket | None
     """None once it is gone."""
+    ends_itself: bool = False
+    """Whether it was exiting when its client went."""
     command: tuple[str, ...]
     """The same for all ranks of an attempt, and for no others: it names the socket of the attempt,
     which is new for each."""
@@ -312,10 +316,11 @@ class ForkServer:
         os.close(rank.pidfd)
         # Of the last process with that number.
         self._ends.pop(rank.pid, None)
-        if rank.client is not None:
+        if rank.client is not None or rank.ends_itself:
             self._ends[rank.pid] = status
             if len(self._ends) > _MOST_ENDS:
                 del self._ends[next(iter(self._ends))]
+        if rank.client is not None:
             with contextlib.suppress(OSError):
                 rank.client.sendall(_ENDED + STATUS.pack(status))
             self._drop_client(rank)
@@ -336,6 +341,8 @@ class ForkServer:
             # The launcher has ended the client because of that.
             self._reap(rank)
             return
+        # A rank of much memory exits for a while: the launcher sees its descriptors close first.
+        rank.ends_itself = _is_exiting(rank.pid)
         self._drop_client(rank)
         # With what it has started, as a launcher would; it leads a session of its own.
         with contextlib.suppress(ProcessLookupError):
@@ -371,6 +378,15 @@ def refuse_all(listener: socket.socket, reason: str, *, num_clients: int) -> Non
 def _refuse(client: socket.socket, reason: str) -> None:
     with client, contextlib.suppress(OSError):
         client.sendall(_REFUSED + reason.encode(errors="replace"))
+
+
+def _is_exiting(pid: int) -> bool:
+    """Return whether a process has begun to exit, by itself or by a signal (proc(5), ``flags``)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _close(*descriptors: int) -> None:

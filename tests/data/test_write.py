@@ -15,11 +15,11 @@ from hpctrain.data import (
     Dataset,
     from_arrow,
     from_numpy,
-    memory,
     read_csv,
     read_hdf5,
     read_numpy,
     read_parquet,
+    source,
     stream,
 )
 from hpctrain.data import write as write_module
@@ -138,7 +138,7 @@ def test_rows_that_do_not_fit_the_type_of_the_first_ones_are_refused(
             of_batch = of_batch.astype("u1")
         return {"c": of_batch}
 
-    monkeypatch.setattr(memory, "block_rows", lambda schema: 1)
+    monkeypatch.setattr(source, "block_rows", lambda schema: 1)
     monkeypatch.setattr(stream, "READ_BYTES", 16)
     dataset = from_numpy({"n": np.arange(4)}).map_batches(smallest)
     writers = {
@@ -157,7 +157,7 @@ def test_bytes_of_fixed_length_are_texts_of_any_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):
     values = np.array(["a", "b", "long", "d"], "S4")
-    monkeypatch.setattr(memory, "block_rows", lambda schema: 1)
+    monkeypatch.setattr(source, "block_rows", lambda schema: 1)
     monkeypatch.setattr(stream, "READ_BYTES", 16)
     # As long as the longest of its batch.
     dataset = from_numpy({"n": np.arange(4)}).map_batches(

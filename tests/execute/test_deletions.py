@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.execute.deletions import Deletions
+from tests.waiting import wait_until
 
 
 class SlowDisk:
@@ -53,6 +54,27 @@ def test_who_begins_a_deletion_does_not_wait_for_it_and_may_begin_it_again(
     deletions.finish()
     assert not directory.exists()
     assert disk.asked == [directory]
+
+
+def test_where_deletions_are_slower_than_saves_the_oldest_is_waited_for(
+    tmp_path: Path, disk: SlowDisk
+):
+    directories = [tmp_path / f".trash-{number}" for number in range(9)]
+    for directory in directories:
+        directory.mkdir()
+    deletions = Deletions()
+    retaining = threading.Thread(target=lambda: [*map(deletions.begin, directories)])
+    retaining.start()
+    wait_until(lambda: len(disk.asked) >= 4)
+    retaining.join(0.2)
+    assert retaining.is_alive()
+    assert deletions.is_at_work
+    assert disk.asked == directories[:4]
+    disk.lets.set()
+    retaining.join(60)
+    deletions.finish()
+    assert not any(directory.exists() for directory in directories)
+    assert not deletions.is_at_work
 
 
 def test_where_there_are_no_more_threads_a_directory_is_deleted_all_the_same(
