@@ -226,6 +226,8 @@ class Sweep:
         self._end_stopped()
         if not self.reason:
             self._starts.start_what_fits()
+            if not self._trials.at_work:
+                self._cut_off = self._cut_off or self._queue.why_held_back
         self._has_ended = False
         for trial in self._trials.at_work:
             look = self._runner.look(trial)
@@ -242,8 +244,6 @@ class Sweep:
         self._stops.enforce(self._trials.at_work)
         is_waited_for = self._trials.waiting or not self._queue.is_empty
         if self._trials.at_work or (not self.reason and is_waited_for):
-            if not self._trials.at_work:
-                self._cut_off = self._cut_off or self._queue.why_held_back
             return True
         self.reason = self.reason or self._queue.why_empty
         return False

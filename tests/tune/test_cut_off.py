@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.runner import End, Look
+from hpctrain.tune.schedulers import FIFOScheduler
 from hpctrain.tune.slots import Need
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.trial import Trial
@@ -40,10 +42,10 @@ class Breaking(FakeRunner):
         return super().look(trial)
 
 
-def make(runner: Breaking, root: Path, *, nodes: int = 3, num_samples: int = 4) -> Sweep:
+def make(runner: Breaking, root: Path, *, nodes: int = 3, **options: Any) -> Sweep:
     runner.seen = {}
     slots = NodeSlots({f"n{i}": NodeShare(cpus=1) for i in range(nodes)})
-    return make_sweep(runner, root, num_samples=num_samples, slots=slots)
+    return make_sweep(runner, root, slots=slots, **options)
 
 
 def test_a_lost_node_is_left_out_and_its_trial_begins_again_elsewhere(tmp_path: Path) -> None:
@@ -110,6 +112,37 @@ def test_what_still_fits_on_the_nodes_that_are_left_goes_on(tmp_path: Path) -> N
         sweep.run()
     # Those behind it that are not made yet are made by the next job.
     assert states(sweep) == ["TERMINATED", "PENDING"]
+
+
+class PausesTheFirst(FIFOScheduler):
+    """Pauses the first trial, and lets the others go before it."""
+
+    def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Any:
+        return self.PAUSE if trial_id == "trial_00000" else self.CONTINUE
+
+    def choose(self, waiting: Sequence[str]) -> str:
+        return waiting[-1]
+
+
+class FirstIsLarge(Breaking):
+    """The first trial needs two nodes, one of which breaks under the third trial."""
+
+    def need_of(self, trial: Trial) -> Need:
+        workers = 2 if trial.trial_id == "trial_00000" else 1
+        return Need(cpus=workers, workers=workers, num_nodes=workers)
+
+    def start(self, trial: Trial) -> None:
+        super().start(trial)
+        if trial.trial_id == "trial_00002":
+            self.broken = {"n1": "silent"}
+
+
+def test_trials_that_are_not_made_yet_begin_while_a_paused_one_does_not_fit(tmp_path: Path) -> None:
+    runner = FirstIsLarge()
+    sweep = make(runner, tmp_path, nodes=2, scheduler=PausesTheFirst())
+    with pytest.raises(RunStoppedError, match="trial_00000 needs 2 workers"):
+        sweep.run()
+    assert states(sweep) == ["PAUSED", *3 * ["TERMINATED"]]
 
 
 def test_a_last_node_that_cannot_be_used_any_more_fails_no_trial(tmp_path: Path) -> None:
