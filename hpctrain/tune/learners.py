@@ -153,7 +153,7 @@ class Learners:
         Parameters
         ----------
         must
-            Whether nothing is at work, and nothing else can come.
+            Whether nothing is at work or held back, and nothing else can come.
         """
         if not waiting:
             return None

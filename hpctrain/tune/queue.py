@@ -58,6 +58,7 @@ class Queue:
         self.why_empty = ""
         """Why none can come before their number is reached; empty if there is no such reason."""
         self._held_back: dict[str, str] = {}
+        self._has_named_none = False
         self._number = 0
         self._trials, self._source, self._slots = trials, source, slots
         self._learners, self._transfers, self._fail = learners, transfers, fail
@@ -76,10 +77,15 @@ class Queue:
             self._add()
         waiting = [t for t in self._trials.waiting if t.trial_id not in self._held_back]
         ready = [trial for trial in waiting if self._is_ready(trial)]
+        self._has_named_none = True
         if self.is_closed or not ready:
             return None
         self.is_empty = False
-        return self._learners.choose(ready, must=not self._trials.at_work)
+        # One that is held back may be what the others wait for.
+        must = not self._trials.at_work and len(waiting) == len(self._trials.waiting)
+        chosen = self._learners.choose(ready, must=must)
+        self._has_named_none = chosen is None
+        return chosen
 
     def hold_back(self, trial: Trial, reason: str) -> None:
         """Do not name a trial again, which cannot begin in this job. Not collective."""
@@ -87,9 +93,13 @@ class Queue:
 
     @property
     def why_held_back(self) -> str:
-        """Why none of those that wait can begin in this job; empty if one can."""
-        reasons = [self._held_back.get(trial.trial_id, "") for trial in self._trials.waiting]
-        return reasons[0].rstrip(".") if reasons and all(reasons) else ""
+        """Why none of those that wait goes on in this job, with nothing at work; empty if one can.
+
+        It is held back itself, or waits for one that is.
+        """
+        names = [trial.trial_id for trial in self._trials.waiting]
+        reasons = [self._held_back[name] for name in names if name in self._held_back]
+        return reasons[0].rstrip(".") if reasons and self._has_named_none else ""
 
     def _add(self) -> None:
         """Make the next trial, if there is room and one to come."""

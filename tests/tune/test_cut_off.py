@@ -14,7 +14,7 @@ from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.runner import End, Look
-from hpctrain.tune.schedulers import FIFOScheduler
+from hpctrain.tune.schedulers import FIFOScheduler, HyperBandScheduler
 from hpctrain.tune.slots import Need
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.trial import Trial
@@ -143,6 +143,19 @@ def test_trials_that_are_not_made_yet_begin_while_a_paused_one_does_not_fit(tmp_
     with pytest.raises(RunStoppedError, match="trial_00000 needs 2 workers"):
         sweep.run()
     assert states(sweep) == ["PAUSED", *3 * ["TERMINATED"]]
+
+
+def test_a_trial_that_waits_for_one_that_does_not_fit_goes_on_in_another_job(
+    tmp_path: Path,
+) -> None:
+    runner = Sized({"trial_00000": Script(20 * [1.0])})
+    runner.broken = {"n1": "silent"}
+    scheduler = HyperBandScheduler(metric="m", mode="max", max_t=9)
+    sweep = make(runner, tmp_path, nodes=2, num_samples=2, scheduler=scheduler)
+    with pytest.raises(RunStoppedError, match="trial_00001 needs 2 workers"):
+        sweep.run()
+    assert states(sweep) == ["PAUSED", "PENDING"]
+    assert runner.started == ["trial_00000", "trial_00001"]
 
 
 def test_a_last_node_that_cannot_be_used_any_more_fails_no_trial(tmp_path: Path) -> None:
