@@ -110,7 +110,7 @@ class Sweep:
         self._rules, self._show, self._clock = rules, show, clock
         self._interruptions, self._cut_off = interruptions, ""
         self._error: HpctrainError | None = None
-        self._has_ended = False
+        self._has_ended, self._has_reports = False, False
         self._is_interrupted = False
         scheduler.set_population(self._queue)
 
@@ -268,6 +268,7 @@ class Sweep:
         is_old = report.number <= trial.reports and report.attempt <= trial.attempt
         if is_old or self._metrics.has_refused(trial):
             return
+        self._has_reports = True
         is_at_work = trial.state in (TrialState.RUNNING, TrialState.PAUSING)
         is_first = trial.reports == 0 and is_at_work and not self._is_interrupted
         is_known = trial.take(report.number, report.metrics, attempt=report.attempt)
@@ -296,7 +297,8 @@ class Sweep:
     def _take_end(self, trial: Trial, end: End) -> None:
         is_to_end = (was_stopping := trial.state is TrialState.STOPPING) or end.is_for_good
         self._starts.leave_out(end.lost_nodes)
-        if end.is_for_all and not is_to_end and not any(t.reports for t in self.trials.values()):
+        # Those of an earlier job say nothing of the nodes of this one.
+        if end.is_for_all and not is_to_end and not self._has_reports:
             self._set_aside(trial)
             if self._is_interrupted:
                 return

@@ -566,6 +566,21 @@ def test_a_storage_that_no_node_sees_ends_the_sweep_with_the_first_trial(tmp_pat
     assert record.ended is None
 
 
+def test_a_restored_sweep_whose_nodes_all_lack_something_ends_like_a_new_one(
+    tmp_path: Path,
+) -> None:
+    first = FakeRunner({"trial_00000": Script(hangs=True)}, interrupt_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        make_sweep(first, tmp_path, num_samples=1, ends_at_interrupt=True).run()
+    trials = read_record(SweepPaths(root=tmp_path)).trials
+    assert [trial.reports for trial in trials.values()] == [1]
+    sweep = make_sweep(Blind(made=first.made, blind=("trial_00000",)), tmp_path, num_samples=1)
+    sweep.adopt(trials)
+    with pytest.raises(LaunchError, match="All trials would fail like this one"):
+        sweep.run()
+    assert states(sweep) == ["PENDING"]
+
+
 def test_a_node_that_sees_nothing_costs_its_trial_alone_where_others_have_reported(
     tmp_path: Path,
 ) -> None:
