@@ -43,7 +43,7 @@ def takes_config(train_loop: Any) -> bool:
             f"training function takes none, or one: the train_loop_config. Put the rest into "
             f"train_loop_config."
         )
-    if named := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
+    if named := needed_by_name(train_loop):
         name = getattr(train_loop, "__name__", repr(train_loop))
         raise ConfigError(
             f"{name}(*, {', '.join(named)}) needs an argument by name. A training function is "
@@ -52,3 +52,16 @@ def takes_config(train_loop: Any) -> bool:
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return bool(positional)
+
+
+def needed_by_name(function: Any) -> list[str]:
+    """Return the arguments that have to be given to a function by name.
+
+    Not collective. A decorator with `functools.wraps` may give them to the function inside: only
+    what the outer one takes itself counts.
+    """
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]

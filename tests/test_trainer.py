@@ -27,6 +27,16 @@ def train_with_three(config: Any, model: Any, data: Any) -> None:
     """Train."""
 
 
+def train_with_data(config: Any, *, data: Any) -> None:
+    """Train."""
+
+
+@functools.wraps(train_with_data)
+def train_with_given(config: Any) -> None:
+    """Give the data."""
+    train_with_data(config, data=1)
+
+
 class Callable:
     """A training function with a state."""
 
@@ -43,6 +53,9 @@ class Callable:
         (lambda config=None: None, True),
         (lambda **options: None, False),
         (functools.partial(train_with_three, model=1, data=2), True),
+        (functools.partial(train_with_data, data=2), True),
+        (train_with_given, True),
+        (functools.partial(train_with_given), True),
         (Callable(), True),
         (Callable().__call__, True),
     ],

@@ -12,6 +12,7 @@ from hpctrain.checks import construct_again, did_you_mean, shown
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.function_run import FunctionRun
+from hpctrain.train_function import needed_by_name
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
 from hpctrain.tune.trial_function import TrialFunction
 from hpctrain.tune.variants import copy_containers, show_path
@@ -165,7 +166,7 @@ def _check_arguments(function: Callable[..., Any]) -> None:
             f"its configuration; give it the others before: tune.with_parameters({name}, "
             f"{more}=...)."
         )
-    if named := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
+    if named := needed_by_name(function):
         name = getattr(function, "__name__", repr(function))
         raise ConfigError(
             f"{name}(*, {', '.join(named)}): a trial calls it with its configuration alone. Give "

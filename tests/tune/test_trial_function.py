@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.tune import shared_arguments
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.shared_arguments import LARGE_BYTES, share_arguments
+from hpctrain.tune.trainable import check_trainable
 from hpctrain.tune.trial_function import TrialFunction, find_metrics
 
 
@@ -52,6 +54,37 @@ def test_what_a_function_returns_is_its_last_report(tmp_path: Path) -> None:
     log = (tmp_path / "s/trial_00003/logs/1/rank-00000.out").read_text()
     assert "train() returned a str, which is not reported" in log
     assert "returned" not in (tmp_path / "s/trial_00002/logs/1/rank-00000.out").read_text()
+
+
+def with_data(config: Any, *, data: Any) -> None:
+    """Take data by name."""
+
+
+@functools.wraps(with_data)
+def given_data(config: Any) -> None:
+    """Give the data."""
+    with_data(config, data=1)
+
+
+class WithData:
+    """Takes data by name."""
+
+    __call__ = staticmethod(with_data)
+
+    def bound(self, config: Any, *, data: Any) -> None:
+        """Take data by name."""
+
+
+def test_an_argument_by_name_is_needed_unless_the_function_is_given_it() -> None:
+    for function in (
+        given_data,
+        tune.with_parameters(with_data, data=1),
+        TrialFunction(given_data),
+    ):
+        check_trainable(function)
+    for function in (with_data, functools.partial(with_data), WithData(), WithData().bound):
+        with pytest.raises(ConfigError, match=r"\(\*, data\): a trial calls it"):
+            check_trainable(function)
 
 
 @pytest.mark.parametrize(
