@@ -12,7 +12,6 @@ from hpctrain.checks import check_choice
 from hpctrain.errors import ConfigError, RunStoppedError, TrainingFailedError
 from hpctrain.log import log
 from hpctrain.metric_names import (
-    COUNTED,
     all_names,
     as_float,
     explain_unknown,
@@ -23,7 +22,6 @@ from hpctrain.metric_names import (
 from hpctrain.path_string import expand_home
 from hpctrain.result import Result
 from hpctrain.rundir.display import flatten
-from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.attempt_clock import AttemptClock
@@ -31,7 +29,7 @@ from hpctrain.tune.export import export_reports
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.report_table import TableTrial
 from hpctrain.tune.trial import Trial, TrialState
-from hpctrain.tune.trial_progress import make_report
+from hpctrain.tune.trial_progress import ADDED, make_report
 
 if TYPE_CHECKING:
     import pandas
@@ -161,14 +159,12 @@ class ResultGrid:
 
     def _compared(self, index: int, metric: str) -> list[dict[str, Any]]:
         """Return the reports of a trial, with what Ray Tune adds to each if it is the metric."""
-        if metric not in COUNTED:
-            return self[index].metrics_history
-        run = RunPaths(Path(self[index].path))
-        clock = AttemptClock(paths=run)
-        return [
-            dict(make_report(self._trials[index], clock, line).metrics)
-            for line in read_reports(run)
-        ]
+        result, trial = self[index], self._trials[index]
+        if metric not in ADDED:
+            return result.metrics_history
+        clock = AttemptClock(paths=RunPaths(Path(result.path)))
+        # Those of a sweep at work become more: a row is made of the same ones.
+        return [dict(make_report(trial, clock, line).metrics) for line in result._reports]
 
     def _explain_values(self, metric: str) -> str:
         """Return why no trial has a value of a metric to compare."""

@@ -10,6 +10,9 @@ from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.runner import Report, Saved
 from hpctrain.tune.trial import Trial
 
+ADDED = ("training_iteration", "time_total_s", "trial_id")
+"""What is added to the metrics of each report, as Ray Tune does."""
+
 
 def make_report(trial: Trial, clock: AttemptClock, line: Mapping[str, Any]) -> Report:
     """Return a report of a trial from its line in ``metrics.jsonl``. Not collective.
@@ -24,11 +27,7 @@ def make_report(trial: Trial, clock: AttemptClock, line: Mapping[str, Any]) -> R
     iteration, seconds = _progress(
         trial, clock, line["report"], attempt=line["attempt"], time=line["time"]
     )
-    added = {
-        "training_iteration": iteration,
-        "time_total_s": seconds,
-        "trial_id": trial.trial_id,
-    }
+    added = dict(zip(ADDED, (iteration, seconds, trial.trial_id), strict=True))
     return Report(
         number=line["report"],
         time=line["time"],

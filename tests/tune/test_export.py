@@ -97,6 +97,21 @@ def test_each_report_of_each_trial_is_a_row(make: Make, tmp_path: Path) -> None:
     ]
 
 
+def test_reports_that_come_after_the_first_look_are_in_no_row(make: Make, tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    table = make({"loss": 1.0})
+    trials = {table.trial.trial_id: table.trial}
+    paths = SweepPaths(root=tmp_path / "sweep")
+    grid = make_grid(paths, trials, metric="loss", mode="min")
+    for reports in ([], [{"loss": 2.0}, {"loss": 3.0}]):
+        write_reports(RunPaths(table.run), reports, first=2)
+        frame = grid.get_dataframe(filter_metric="training_iteration", filter_mode="max")
+        assert frame["training_iteration"].tolist() == [1]
+    with pytest.raises(ConfigError, match="no trial has reported it") as caught:
+        grid.get_dataframe(filter_metric="iterations_since_restore", filter_mode="max")
+    assert "trial_id" not in str(caught.value), "what is named has been reported"
+
+
 def test_a_trial_without_a_report_has_a_row_too(make: Make, tmp_path: Path) -> None:
     table = read([make({"loss": 1.0}), make(config={"lr": 2})], tmp_path / "t.parquet")
     assert table.to_pylist()[1] == {
