@@ -114,6 +114,15 @@ def test_better_trials_are_trained_longer_whatever_fits_at_the_same_time(
     assert all(len({who for who, _ in state}) == 1 for state in runner.saved.values())
 
 
+def test_trials_that_cannot_be_paused_stop_at_max_t(tmp_path: Path) -> None:
+    runner = PlayedPopulation(capacity=2, saves_each=0, length=9)
+    sweep = sweep_of(runner, tmp_path)
+    sweep.run()
+    assert states(sweep) == 8 * ["TERMINATED"]
+    # It is asked to wait at the last milestone, and to stop at the report after that.
+    assert max(trial.reports for trial in sweep.trials.values()) <= 4 + 2
+
+
 def test_a_halving_that_is_killed_at_any_moment_goes_on_to_its_end(
     each_example: Callable[[Callable[[Any], None]], None],
     tmp_path: Path,

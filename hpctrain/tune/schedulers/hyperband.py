@@ -98,12 +98,13 @@ class HyperBandScheduler(TrialScheduler):
         score, bracket = self._score(metrics), self._bracket_of[trial_id]
         if score is None:
             return self.CONTINUE
+        is_over = score[0] >= self._max_t and self._stops_last
         if trial_id not in bracket:
             # It has failed, and was run again: the others have not waited.
-            return self.STOP if score[0] >= self._max_t and self._stops_last else self.CONTINUE
+            return self.STOP if is_over else self.CONTINUE
         if not bracket.lets_continue(trial_id):
-            # It comes to its next report before it stops.
-            return self.PAUSE
+            # It comes to its next report before it stops, or cannot be paused.
+            return self.STOP if is_over else self.PAUSE
         bracket.take(trial_id, *score)
         if bracket.lets_continue(trial_id):
             return self.CONTINUE
