@@ -184,7 +184,7 @@ def _call(functions: Mapping[Path, Domain], resolved: Any) -> dict[Path, Any]:
     for path, function in functions.items():
         assert isinstance(function, Function)
         try:
-            config = (_Known(resolved),) if function.takes_config else ()
+            config = (_Known(resolved, path),) if function.takes_config else ()
             value = function.func(*config)
             _refuse_own(value, functions.values())
             values[path] = value
@@ -209,17 +209,31 @@ def _refuse_own(value: Any, functions: Collection[Domain]) -> None:
 
 
 class _Known(dict[str, Any]):
-    """A config as functions see it: what is not there yet raises an error."""
+    """A config as a function sees it: without its own value; what is not there yet is an error.
+
+    Parameters
+    ----------
+    config
+        The values that there are, and domains.
+    own
+        Path of the value of the function.
+    """
+
+    def __init__(self, config: Mapping[str, Any], own: Path) -> None:
+        super().__init__((key, value) for key, value in config.items() if (key,) != own)
+        self._own = own
 
     # dict(config) and {**config} then ask for each value, too.
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 
     def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        if is_unresolved(value):
+        is_own = (key,) == self._own
+        value = None if is_own else super().__getitem__(key)
+        if is_own or is_unresolved(value):
             raise RuntimeError(f"{key!r} has no value yet")
-        return _Known(value) if isinstance(value, dict) else value
+        own = self._own[1:] if self._own[:1] == (key,) else ()
+        return _Known(value, own) if isinstance(value, dict) else value
 
     def get(self, key: str, default: Any = None) -> Any:
         try:

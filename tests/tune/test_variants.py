@@ -153,7 +153,7 @@ def test_functions_that_wait_for_each_other_are_refused() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda config: [value for name, value in config.items() if name != "b"],
+        lambda config: [value for name, value in config.items() if name != "c"],
         lambda config: sum(config.values()),
         lambda config: {**config},
         lambda config: dict(config),
@@ -166,10 +166,30 @@ def test_functions_that_wait_for_each_other_are_refused() -> None:
 def test_a_function_that_walks_through_the_config_is_told_what_has_no_value_yet(
     function: Callable[[Any], Any],
 ) -> None:
-    space = {"a": 1, "b": tune.sample_from(function)}
-    lacks = r"sample_from\(\) of b failed: .*b'.*(no value yet|without a value)"
+    waits = tune.sample_from(lambda config: config["b"])
+    space = {"a": 1, "b": tune.sample_from(function), "c": waits}
+    lacks = r"sample_from\(\) of b failed: .*c'.*(no value yet|without a value)"
     with pytest.raises(ConfigError, match=lacks):
         Variants(space=space, seed=0)[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda config: sum(value for name, value in config.items() if name.startswith("n_")),
+        lambda config: sum(config.values()),
+        lambda config: sum(config[name] for name in config),
+        lambda config: sum({**config}.values()),
+    ],
+)
+def test_a_function_walks_through_all_but_its_own_value(function: Callable[[Any], Any]) -> None:
+    space = {"n_a": 1, "n_b": tune.choice([2]), "all": tune.sample_from(function)}
+    assert Variants(space=space, seed=0)[0]["all"] == 3
+    inside = {"in": {**space, "all": tune.sample_from(lambda config: function(config["in"]))}}
+    assert Variants(space=inside, seed=0)[0]["in"]["all"] == 3
+    waits = {**space, "n_c": tune.sample_from(lambda config: config["all"])}
+    with pytest.raises(ConfigError, match="has no value yet"):
+        Variants(space=waits, seed=0)[0]
 
 
 def test_a_function_may_walk_through_what_has_values() -> None:
@@ -184,7 +204,7 @@ def test_a_function_may_walk_through_what_has_values() -> None:
     found = Variants(space=space, seed=0)[0]
     assert (found["n"], found["copy"]) == (3, {"a": 1, "b": 2})
     assert found["items"] == [("a", 1), ("b", 2)]
-    assert found["names"] == sorted(space)
+    assert found["names"] == sorted(space.keys() - {"names"})
     assert found["drawn"] == {"c": 2}
 
 
