@@ -74,13 +74,14 @@ def find_unseen(value: Any) -> tuple[Path, Any] | None:
     ('a', 0)
     """
     rest: list[tuple[Any, Path, bool]] = [(value, (), False)]
-    seen: set[int] = set()
+    # What is inside an object may be in a container, too, where it is looked for.
+    seen: set[tuple[int, bool]] = set()
     while rest:
         value, path, is_unseen = rest.pop()
         if is_unseen and isinstance(value, Unresolved):
             return path, value
-        if id(value) not in seen:
-            seen.add(id(value))
+        if (id(value), is_unseen) not in seen:
+            seen.add((id(value), is_unseen))
             unseen = _unseen_children(value)
             inside = [(k, v) for k, v in unseen or children(value) if type(v) not in _ATOMS]
             rest += [(each, (*path, key), is_unseen or bool(unseen)) for key, each in inside]

@@ -380,6 +380,14 @@ def test_a_domain_that_is_not_seen_is_refused_with_its_place(hidden: Any, place:
         check_space({"a": hidden})
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_domain_that_is_seen_elsewhere_is_refused_where_it_is_not(names: str) -> None:
+    shared = {"lr": tune.uniform(0, 1)}
+    places = {"a": shared, "b": SimpleNamespace(inside=shared)}
+    with pytest.raises(ConfigError, match="at b/inside/lr, where it is not drawn"):
+        check_space({name: places[name] for name in names})
+
+
 def test_objects_that_hold_no_domain_may_be_in_a_space() -> None:
     itself = SimpleNamespace(n=1)
     itself.itself = itself
