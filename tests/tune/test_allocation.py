@@ -466,6 +466,7 @@ def test_trials_that_the_nodes_left_do_not_hold_go_on_in_another_job(
     if virtual_slurm.spec.mode != "namespaces":
         pytest.skip("nodes have no power of their own")
     first = RunPaths(tmp_path / "sweep" / "trial_00000")
+    node = ""
     try:
         with sweeping(virtual_slurm, tmp_path, ON_TWO_NODES, "--no-kill", nodes=2) as process:
             wait_until(
@@ -482,8 +483,9 @@ def test_trials_that_the_nodes_left_do_not_hold_go_on_in_another_job(
         with sweeping(virtual_slurm, tmp_path, ON_TWO_NODES, nodes=2) as process:
             assert process.wait(TIMEOUT_S) == 0, printed(tmp_path)
     finally:
-        virtual_slurm.power_on(node)
-        virtual_slurm.wait_for_state(node, "idle")
+        if node:
+            virtual_slurm.power_on(node)
+            virtual_slurm.wait_for_state(node, "idle")
     trials = record(tmp_path).trials
     assert [trial.state.value for trial in trials.values()] == 2 * ["TERMINATED"]
     result = Result.from_path(first.root)
