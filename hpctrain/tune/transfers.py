@@ -17,7 +17,7 @@ from hpctrain.tune.trial import Transfer, Trial, TrialState
 from hpctrain.tune.trials import Trials
 
 _MAY = (TrialState.RUNNING, TrialState.PAUSING, TrialState.PAUSED)
-_PATIENCE = 10
+_TIMES_WITHOUT_ANY = 10
 """Who saves at all has done so within so many intervals of the scheduler."""
 
 
@@ -151,7 +151,7 @@ class Transfers:
                 f"on as they. Save at least as often as the scheduler compares."
             )
         first = self._lacking.setdefault(trial.trial_id, trial.reports)
-        if trial.reports >= _PATIENCE * first and not self._does_any_save():
+        if trial.reports >= _TIMES_WITHOUT_ANY * first and not self._does_any_save():
             raise ConfigError(
                 f"{trial.trial_id} has made {trial.reports} reports without a checkpoint, as have "
                 f"all trials, and the scheduler pauses trials, which go on from checkpoints. Save: "

@@ -192,7 +192,7 @@ def test_a_node_that_a_trial_has_found_bad_is_left_out_and_the_trial_goes_on_els
         end = runner.look(trial).end
         assert end is not None
         if (hosts, node) == (["a", "b"], "a") or hosts == ["b"]:
-            assert (end.is_for_all, end.is_cut_off) == (True, False)
+            assert (end.is_for_all, end.is_cut_off) == (True, True)
             assert end.reason.startswith("no node of this job sees the run directory /x. Choose")
             return
         assert (end.is_cut_off, end.is_for_all, end.lost_nodes) == (True, False, {node: reason})
