@@ -98,7 +98,7 @@ class ForkServerProcess:
     @property
     def has_grown(self) -> bool:
         """Whether it has much more in memory than when it was ready."""
-        from hpctrain.worker.forking import resident_bytes
+        from hpctrain.worker.process_state import resident_bytes
 
         most = self._ready_bytes * _MOST_GROWN + _MOST_GROWN_BYTES
         return self._ready_bytes > 0 and resident_bytes(self.pid) > most

@@ -259,7 +259,8 @@ class RankGroup(CallsFunctions):
     def await_death_notice(self, silent: Sequence[int]) -> tuple[int, int] | None:
         """Let ranks leave; wait until it is known how one died that was silent.
 
-        Return it and its wait status, or None if srun or mpiexec prints it, or nobody knows.
+        Return the rank and its wait status; None if srun or mpiexec prints them, or they are not
+        known.
         """
         assert self._step is not None
         pids = {rank: self._workers[rank].pid for rank in silent if rank in self._workers}

@@ -73,7 +73,7 @@ class Starts:
                 return
             except NoRoomLeftError as error:
                 self._queue.hold_back(trial, str(error))
-                self._show(f"{trial.trial_id} waits for another job: {error}")
+                self._show(f"{error} It waits for another job.")
             except HpctrainError as error:
                 self._slots.give_back(trial.trial_id)
                 if not self._has_begun and isinstance(error, ConfigError):

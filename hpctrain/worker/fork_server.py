@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from hpctrain import environ
 from hpctrain.worker.forked import ForkedRank, keep_program, show_command
-from hpctrain.worker.forking import ForkServer, refuse_all, resident_bytes, tell
+from hpctrain.worker.forking import ForkServer, refuse_all, tell
 from hpctrain.worker.preload import (
     PreloadError,
     load_mpi,
@@ -34,6 +34,7 @@ from hpctrain.worker.preload import (
     preload,
     take_finalizers,
 )
+from hpctrain.worker.process_state import resident_bytes
 
 _MOST_PRINTED_BYTES = 2**16
 # What ranks run, as a rule.

@@ -12,7 +12,6 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hpctrain import timeouts
@@ -22,6 +21,7 @@ from hpctrain.worker.forked import ForkedRank, explain_difference, rank_command
 from hpctrain.worker.launched import Launched, apply_launched, read_launched
 from hpctrain.worker.parent_death import end_with
 from hpctrain.worker.preload import other_threads
+from hpctrain.worker.process_state import is_exiting
 
 # As in hpctrain.worker.fork_client.
 _READY, _FORKED, _ENDED, _REFUSED = b"R", b"F", b"E", b"X"
@@ -35,8 +35,6 @@ nothing where that says nothing of why: its client was ended first, and the rank
 STATUS = struct.Struct("=i")
 """A wait status, as it travels."""
 _MOST_ENDS = 4096
-# include/linux/sched.h
-_PF_EXITING = 0x4
 _MOST_DESCRIPTORS = 8
 _MOST_COMMAND_BYTES = 2**16
 _GO = b"G"
@@ -342,7 +340,7 @@ class ForkServer:
             self._reap(rank)
             return
         # A rank of much memory exits for a while: the launcher sees its descriptors close first.
-        rank.ends_itself = _is_exiting(rank.pid)
+        rank.ends_itself = is_exiting(rank.pid)
         self._drop_client(rank)
         # With what it has started, as a launcher would; it leads a session of its own.
         with contextlib.suppress(ProcessLookupError):
@@ -380,28 +378,10 @@ def _refuse(client: socket.socket, reason: str) -> None:
         client.sendall(_REFUSED + reason.encode(errors="replace"))
 
 
-def _is_exiting(pid: int) -> bool:
-    """Return whether a process has begun to exit, by itself or by a signal (proc(5), ``flags``)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
-    except (OSError, ValueError, IndexError):
-        return False
-
-
 def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-
-
-def resident_bytes(pid: int) -> int:
-    """Return what a process has in memory; 0 if it is gone. Not collective."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def tell(owner: socket.socket, **content: Any) -> None:

@@ -1,38 +1,13 @@
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpctrain.execute.deletions import Deletions
+from tests.execute.conftest import SlowDisk
 from tests.waiting import wait_until
-
-
-class SlowDisk:
-    """Deletes nothing before it is let."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lets = threading.Event()
-        self.asked: list[Path] = []
-        rmtree = shutil.rmtree
-
-        def delete(path: Path, **options: Any) -> None:
-            self.asked.append(path)
-            assert self.lets.wait(60)
-            rmtree(path, **options)
-
-        monkeypatch.setattr(shutil, "rmtree", delete)
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
-    disk = SlowDisk(monkeypatch)
-    yield disk
-    disk.lets.set()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import staging_directory
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
+from tests.execute.conftest import SlowDisk
 
 
 @pytest.fixture
@@ -38,21 +39,14 @@ def stage(paths: RunPaths) -> Path:
 
 
 def test_the_next_attempt_begins_while_what_the_last_one_left_is_being_deleted(
-    paths: RunPaths, checkpoints: RunCheckpoints, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, checkpoints: RunCheckpoints, disk: SlowDisk
 ):
-    lets, rmtree = threading.Event(), shutil.rmtree
-
-    def delete(path: Path, **options: Any) -> None:
-        assert lets.wait(60)
-        rmtree(path, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", delete)
     left = stage(paths)
     checkpoints.clear()
     assert not left.exists(), "another attempt may have the same number"
     assert checkpoints.begin_attempt() is None
     assert len(list(paths.checkpoints.iterdir())) == 1
-    lets.set()
+    disk.lets.set()
     checkpoints.close()
     assert not list(paths.checkpoints.iterdir())
 
