@@ -98,9 +98,13 @@ def best(
     json: JsonOption = False,
 ) -> None:
     """Show the best trial of a sweep: its directory, configuration and last metrics."""
+    from hpctrain.checks import check_choice
     from hpctrain.errors import ConfigError
-    from hpctrain.tune.result_grid import make_grid
+    from hpctrain.tune.result_grid import SCOPES, make_grid
 
+    check_choice("--scope", scope, SCOPES)
+    if mode:
+        check_choice("--mode", mode, ("min", "max"))
     paths, record = read_sweep(sweep)
     if not record.trials:
         raise ConfigError(f"the sweep {paths.root} has no trials yet.")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas
 
 _MOST_NAMED = 4
-_SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
+SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 
 class ResultGrid:
@@ -127,7 +127,7 @@ class ResultGrid:
         ConfigError
             If there is no metric or mode, or no trial with the metric.
         """
-        check_choice("get_best_result(scope=...)", scope, _SCOPES)
+        check_choice("get_best_result(scope=...)", scope, SCOPES)
         metric, mode = metric or self._metric, mode or self._mode
         if len(self) == 1:
             # As in Ray Tune: there is nothing to compare.

@@ -189,6 +189,11 @@ def test_the_mode_of_another_metric_is_not_taken(sweep: Path) -> None:
     assert "'loss'" in said
 
 
+def test_a_misspelled_mode_or_scope_is_named_as_it_was_typed(sweep: Path) -> None:
+    assert "--mode is 'maxx'" in hpctrain_tune("best", sweep, "--mode", "maxx", code=2)
+    assert "--scope is 'lst'" in hpctrain_tune("best", sweep, "--scope", "lst", code=2)
+
+
 def test_a_sweep_without_a_metric_asks_for_the_options_that_lack(tmp_path: Path) -> None:
     ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
     ledger.append("sweep-started", metric=None, mode=None, seed=3)
