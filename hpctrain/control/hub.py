@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -158,9 +158,7 @@ class Hub:
             if self._root is not None:
                 self._root.acknowledge()
                 self._root.drop_silent(now)
-        # What a dying rank has sent, and its death, precede what its peers report of it.
-        lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
-        return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
+        return sorted(events, key=_precedence(events))
 
     def begin_attempt(self, attempt: int) -> None:
         """Serve another attempt with the agents that are there. The ranks of the last are gone."""
@@ -357,3 +355,19 @@ class Hub:
             self._use.pop(peer.node, None)
             self._selector.unregister(peer.frames)
             peer.frames.close()
+
+
+def _precedence(events: Sequence[Frame]) -> Callable[[Frame], int]:
+    """Return by what frames that have arrived together are put in order."""
+    lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
+    spoke = {frame.header.get("rank") for frame in events if frame.op != "lost"}
+
+    def precedence(frame: Frame) -> int:
+        rank = frame.header.get("rank")
+        if rank not in lost:
+            # What a dying rank has sent, and its death, precede what its peers report of it.
+            return 2
+        # A connection with frames was ready for these, and may have ended after one without any.
+        return int(rank in spoke)
+
+    return precedence

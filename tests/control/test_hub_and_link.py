@@ -161,6 +161,22 @@ def test_a_death_is_told_before_what_peers_say_of_it(hub: Hub, connect: Connect)
     assert said(await_frames(hub, 2)) == [("lost", 1), ("failed", 0)]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_deaths_that_are_seen_together_the_first_one_is_told_first(
+    hub: Hub, connect: Connect, first: int
+):
+    """The launcher ends the peers of a rank that died: one may have reported just before."""
+    ranks = [connect(0), connect(1)]
+    await_frames(hub, 2)
+    dying, peer = ranks[first], ranks[1 - first]
+    peer.post("staged")
+    peer.drain(timeout_s=PATIENCE_S)
+    dying.close()
+    peer.close()
+    other = 1 - first
+    assert said(await_frames(hub, 3)) == [("lost", first), ("staged", other), ("lost", other)]
+
+
 def test_what_a_dying_rank_has_said_is_told_before_its_death(hub: Hub, socket_name: str):
     def frame(op: str, rank: int) -> bytes:
         return encode_frame({"op": op, "rank": rank, "attempt": 2, "node": "n1"})
