@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -147,7 +147,7 @@ class Follower:
             self.close()
         elif self._is_time_for_status_line():
             self._status_line = StatusLine(self._out)
-        self._show_restarts()
+        self._show_restarts(status)
         if status is None:
             self._show_reports(None, final=final)
             return
@@ -184,9 +184,20 @@ class Follower:
                 self._unfinished_lines(),
             )
 
-    def _show_restarts(self) -> None:
+    def _show_restarts(self, status: RunStatus | None) -> None:
         """Print that ranks are started again, and why, after what they have printed."""
-        events = filter(is_event, map(parse_json, self._ledger.read()))
+        events = [*filter(is_event, map(parse_json, self._ledger.read()))]
+        if status is not None and status.state is RunState.RUNNING:
+            # The ledger was read after the status, whose attempt may have ended in between.
+            for number, event in enumerate(events):
+                if event["event"] == "attempt-ended" and event.get("attempt") == status.attempt:
+                    self._announce(events[:number])
+                    self._show_status(status)
+                    events = events[number:]
+                    break
+        self._announce(events)
+
+    def _announce(self, events: Sequence[Mapping[str, Any]]) -> None:
         # An executor in this process logs what it finds itself.
         sentences = announcements(events, _announce_all if self._sees_all else announce)
         if sentences:

@@ -74,6 +74,26 @@ def test_a_file_gets_plain_lines_and_the_last_word_last(paths: RunPaths) -> None
     ]
 
 
+def test_an_attempt_that_has_ended_since_its_status_was_read_is_shown_before_its_end(
+    paths: RunPaths,
+) -> None:
+    out = io.StringIO()
+    follower = Follower(paths, out=out, from_start=True)
+    events = [{"event": "fit"}]
+    for number in (1, 2):
+        events.append({"event": "attempt-ended", "attempt": number})
+        events.append({"event": "restart", "what": f"death {number}", "number": number})
+    lines = [json.dumps({"time": 0.0, **event}) for event in events]
+    write_status(paths, make_status(attempt=2))
+    paths.ledger.write_text("".join(f"{line}\n" for line in lines))
+    follower.step()
+    assert out.getvalue().splitlines() == [
+        f"hpctrain: {paths.root.name}: death 1; restart 1 from the beginning",
+        "hpctrain: r running attempt 2: 2 ranks on n1",
+        f"hpctrain: {paths.root.name}: death 2; restart 2 from the beginning",
+    ]
+
+
 def test_what_the_ranks_of_a_failed_attempt_said_last_is_still_shown(paths: RunPaths) -> None:
     out = io.StringIO()
     follower = Follower(paths, out=out)
