@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hpctrain.execute.failure_policy import MAX_ATTEMPTS_WITHOUT_PROGRESS
 from hpctrain.tune.trial import Trial, TrialState
 
 _ALIKE = 3
@@ -29,6 +30,22 @@ def describe_failure(trial: Trial, trials: Iterable[Trial]) -> str:
         f"The first {_ALIKE} trials have failed with this error, and none has reported before. If "
         f"all others would, too: hpctrain tune stop. FailureConfig(fail_fast=True) ends a sweep "
         f"with the first failure."
+    )
+
+
+def explain_no_progress(trial: Trial) -> str:
+    """Return why a trial is not to go on in another job; empty if it is. Not collective.
+
+    A run on its own ends after as many attempts without progress: otherwise a trial that never
+    comes to its first checkpoint would keep a chain of jobs going for ever.
+    """
+    if trial.without_progress < MAX_ATTEMPTS_WITHOUT_PROGRESS:
+        return ""
+    return (
+        f"its job or its node ended {trial.without_progress} times in a row before it had saved a "
+        f"newer checkpoint: another job would end in the same way. Report a checkpoint earlier, or "
+        f"give the job more time; Tuner.restore(path, trainable, resume_errored=True).fit() tries "
+        f"again."
     )
 
 

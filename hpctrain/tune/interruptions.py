@@ -12,9 +12,11 @@ from hpctrain.tune.stops import StopTimes
 class Interruptions:
     """The end of the job of a sweep, a person, and another tuner. By default nothing happens."""
 
+    why_job_ends: Callable[[], str] = lambda: ""
+    """Returns why the job of this process is about to end: the sweep stops, and goes on later;
+    empty as long as it is not."""
     why_leave: Callable[[], str] = lambda: ""
-    """Returns why the sweep is to stop, and to go on later: the job of this process is about to
-    end, or a person has asked for it; empty as long as it is not."""
+    """Returns why a person has asked for the same; empty as long as nobody has."""
     find_stopped: Callable[[], Collection[str]] = lambda: ()
     """Returns the names of the trials that a person has stopped for good."""
     is_urgent: Callable[[], bool] = lambda: False

@@ -245,6 +245,8 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
             trial.apply(_EVENT_OF[kind])
             if kind == "trial-started":
                 trial.slot = Slot.from_json(event)
+            trial.without_progress = event.get("without_progress", trial.without_progress)
+            trial.saved = event.get("saved", trial.saved)
             trial.reason = str(event.get("reason") or "")
             trial.metrics = event.get("metrics", trial.metrics)
             trial.reports = event.get("reports", trial.reports)
@@ -358,8 +360,7 @@ _KINDS: Mapping[str, Any] = {
     "path": str,
     "gpus": list,
     "nodes": dict,
-    "reports": int,
-    "after": int,
+    **dict.fromkeys(("reports", "after", "without_progress", "saved"), int),
     **dict.fromkeys(("reason", "metric", "mode", "job_id", "launcher"), (str, type(None))),
     "seed": (int, type(None)),
     **dict.fromkeys(("donor", "checkpoint"), str),

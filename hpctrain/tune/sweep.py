@@ -16,7 +16,7 @@ from hpctrain.errors import (
 from hpctrain.log import log
 from hpctrain.tune.adoption import replay, settle
 from hpctrain.tune.decisions import Decisions
-from hpctrain.tune.failures import describe_failure
+from hpctrain.tune.failures import describe_failure, explain_no_progress
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.ledger import SweepLedger
@@ -146,6 +146,7 @@ class Sweep:
                 # Nothing begins only to be stopped.
                 self._spend_budget()
             while self._step():
+                self._cut_off = self._cut_off or self._interruptions.why_job_ends()
                 if why := self._cut_off or self._interruptions.why_leave():
                     self.reason = why
                     raise RunStoppedError(f"the sweep stopped because {why}.")
@@ -166,7 +167,7 @@ class Sweep:
         if self._error is not None:
             raise self._error
 
-    def adopt(self, trials: Mapping[str, Trial]) -> None:
+    def adopt(self, trials: Mapping[str, Trial], *, was_in_job: bool = False) -> None:
         """Take over the trials of a sweep whose tuner has ended. Not collective.
 
         Runs that go on are attached to. What learns from reports is sent them again, in their order
@@ -176,6 +177,8 @@ class Sweep:
         ----------
         trials
             As the ledger has them.
+        was_in_job
+            Whether that tuner was in a job: its end is that of the runs that are gone.
         """
         self._trials.by_id.update(trials)
         unjudged = {name for name, trial in trials.items() if not trial.reports}
@@ -185,20 +188,23 @@ class Sweep:
         self._runner.watch(self._trials.at_work)
         for trial in self._trials.at_work:
             name = trial.trial_id
-            self._take_over(trial, replayed.decisions.get(name, ""), replayed.stops.get(name))
+            decided = replayed.decisions.get(name, ""), replayed.stops.get(name)
+            self._take_over(trial, *decided, was_in_job=was_in_job)
         settle(self._trials.waiting, replayed, change=self._change, end=self._end)
         for exploit in replayed.exploits:
             self._transfers.order(exploit)
         self._follow_orders()
 
-    def _take_over(self, trial: Trial, decision: str, after: int | None) -> None:
+    def _take_over(
+        self, trial: Trial, decision: str, after: int | None, *, was_in_job: bool
+    ) -> None:
         if not self._runner.attach(trial):
             if trial.state is TrialState.RUNNING:
                 self._decisions.write(trial, decision, after)
             if trial.state is TrialState.STOPPING:
                 self._end(trial, trial.reason, was_stopped=True)
             else:
-                self._set_aside(trial)
+                self._set_aside(trial, is_job_end=was_in_job)
             return
         self._starts.keep(trial)
         if trial.state is not TrialState.RUNNING or self._metrics.has_refused(trial):
@@ -307,7 +313,7 @@ class Sweep:
                 f"begun, and the others are stopped."
             )
         if (end.is_cut_off or end.is_orphaned) and not is_to_end:
-            self._set_aside(trial)
+            self._set_aside(trial, is_job_end=end.is_cut_off)
             if not trial.state.is_final:
                 self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
             if end.is_cut_off and not end.lost_nodes:
@@ -320,21 +326,26 @@ class Sweep:
             return
         is_pausing = trial.state is TrialState.PAUSING
         if end.was_stopped and not is_to_end and (is_pausing or self._is_interrupted):
-            self._set_aside(trial)
+            self._set_aside(trial, is_job_end=bool(self._cut_off))
         else:
             reason = trial.reason if was_stopping else end.reason or explain_silence(trial)
             self._end(trial, reason, was_stopped=was_stopping)
         self._slots.give_back(trial.trial_id)
         self._show(f"{trial.trial_id} {describe_end(trial)}")
 
-    def _set_aside(self, trial: Trial) -> None:
-        """Let a trial whose run is gone go on later."""
-        if why := self._metrics.why_refused(trial):
+    def _set_aside(self, trial: Trial, *, is_job_end: bool = False) -> None:
+        """Let a trial whose run is gone go on later, unless it made no progress in many jobs."""
+        is_pausing = trial.state is TrialState.PAUSING
+        counted: Mapping[str, int] = {}
+        if is_job_end and not is_pausing:
+            saved = self._runner.find_saved(trial)
+            counted = trial.note_job_end(0 if saved is None else saved.iteration)
+        if why := self._metrics.why_refused(trial) or explain_no_progress(trial):
             self._fail(trial, why)
             return
         self._slots.give_back(trial.trial_id)
-        is_pausing = trial.state is TrialState.PAUSING
-        self._change(trial, TrialEvent.PAUSED if is_pausing else TrialEvent.INTERRUPTED)
+        event = TrialEvent.PAUSED if is_pausing else TrialEvent.INTERRUPTED
+        self._change(trial, event, **counted)
 
     def _fail(self, trial: Trial, reason: str) -> None:
         self._slots.give_back(trial.trial_id)

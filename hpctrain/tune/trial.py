@@ -169,12 +169,18 @@ class Trial:
     """What was done, in order."""
     num_transfers: int = 0
     """How many were decided."""
+    without_progress: int = 0
+    """How often in a row its job, or a node, ended before it had saved a newer checkpoint."""
+    saved: int = 0
+    """Iteration of the newest checkpoint when that was last counted."""
 
     def apply(self, event: TrialEvent) -> None:
         """Change the state by an event. Not collective."""
         self.state = next_state(self.state, event)
         if self.state.is_final or event is TrialEvent.STARTED:
             self.transfer = None
+        if event is TrialEvent.RETRY:
+            self.without_progress = 0
 
     def take(self, number: int, metrics: Mapping[str, Any], *, attempt: int) -> bool:
         """Note the last report; return whether one of that number was seen before.
@@ -194,6 +200,21 @@ class Trial:
     def begin_anew(self) -> None:
         """Note that its run was moved aside. Not collective."""
         self.reports, self.attempt, self.most_reports, self.origins = 0, 0, 0, ()
+        self.saved = 0
+
+    def note_job_end(self, saved: int) -> Mapping[str, int]:
+        """Note that its job, or a node, has ended before it; return what to write down.
+
+        Not collective.
+
+        Parameters
+        ----------
+        saved
+            Iteration of its newest checkpoint; 0 if there is none.
+        """
+        self.without_progress = 0 if saved > self.saved else self.without_progress + 1
+        self.saved = saved
+        return {"without_progress": self.without_progress, "saved": saved}
 
     def receive(self, origin: Origin) -> None:
         """Record that it continues from the checkpoint of another trial, with a new configuration.
@@ -202,6 +223,7 @@ class Trial:
         """
         self.config, self.transfer = origin.transfer.config, None
         self.origins = (*self.origins, origin)
+        self.saved = min(self.saved, origin.transfer.iteration)
         # The next reports are of another configuration, whatever was reported before.
         self.most_reports = min(self.most_reports, origin.report)
 

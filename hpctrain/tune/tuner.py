@@ -150,7 +150,8 @@ class Tuner:
                 rules=replace(plan.rules, spent_s=spent_s),
                 show=self._show,
                 interruptions=Interruptions(
-                    why_leave=lambda: job_end.why() or person.why(),
+                    why_job_ends=job_end.why,
+                    why_leave=person.why,
                     find_stopped=person.trials,
                     is_urgent=lambda: person.is_now,
                     stop_times=job_end.stop_times,
@@ -318,7 +319,7 @@ class Tuner:
         self._show(
             f"sweep {paths.root.name} goes on: {ended} of {len(record.trials)} trials have ended"
         )
-        sweep.adopt(record.trials)
+        sweep.adopt(record.trials, was_in_job=record.job_id is not None)
         for trial in list(sweep.trials.values()):
             if trial.state in self._retries:
                 if self._restarts_errored and paths.run(trial.trial_id).exists():

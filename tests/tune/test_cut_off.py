@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from hpctrain import RunStoppedError
+from hpctrain.execute.failure_policy import MAX_ATTEMPTS_WITHOUT_PROGRESS
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepPaths, read_record
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
-from hpctrain.tune.runner import End, Look
+from hpctrain.tune.runner import End, Look, Saved
 from hpctrain.tune.schedulers import FIFOScheduler, HyperBandScheduler
 from hpctrain.tune.slots import Need
 from hpctrain.tune.sweep import Sweep
-from hpctrain.tune.trial import Trial
+from hpctrain.tune.trial import Trial, TrialState
 from tests.tune.test_sweep import FakeRunner, Script, make_sweep, states
 
 
@@ -198,9 +199,89 @@ def test_a_notice_of_the_end_of_the_job_stops_all_trials(tmp_path: Path) -> None
     runner = Breaking({f"trial_0000{i}": Script(hangs=True) for i in range(3)})
     sweep = make(runner, tmp_path)
     sweep._interruptions = Interruptions(
-        why_leave=lambda: "its time limit ends" if runner.now >= 3 else ""
+        why_job_ends=lambda: "its time limit ends" if runner.now >= 3 else ""
     )
     with pytest.raises(RunStoppedError, match="the sweep stopped because its time limit ends"):
         sweep.run()
     assert sorted(runner.asked) == ["trial_00000", "trial_00001", "trial_00002"]
     assert set(states(sweep)) == {"PENDING"}
+
+
+class SavesLittle(FakeRunner):
+    """Its trials never end; in each job the second one saves a newer checkpoint."""
+
+    jobs = 0
+
+    def find_saved(self, trial: Trial) -> Saved | None:
+        if trial.trial_id != "trial_00001":
+            return None
+        return Saved(name=str(self.jobs), iteration=self.jobs, seconds=0.0)
+
+
+class KilledError(Exception):
+    """The tuner is killed, and its trials with it."""
+
+
+def run_in_job(runner: SavesLittle, root: Path, *, how: str) -> Mapping[str, Trial]:
+    """Begin a sweep or go on with it in a job of four seconds; return the trials by its ledger."""
+    end = runner.now + 4
+    runner.jobs += 1
+    runner.asked.clear()
+
+    def why(ended: str) -> str:
+        if runner.now < end:
+            return ""
+        if how == "killed":
+            runner.at_work.clear()
+            raise KilledError
+        if how == "Ctrl-C":
+            raise KeyboardInterrupt
+        return "it is to end" if how == ended else ""
+
+    sweep = make_sweep(runner, root, num_samples=2)
+    sweep._interruptions = Interruptions(
+        why_job_ends=lambda: why("job end"), why_leave=lambda: why("person")
+    )
+    paths = SweepPaths(root=root)
+    sweep.adopt(read_record(paths).trials, was_in_job=True)
+    if how == "killed":
+        sweep._interrupt = lambda: None  # type: ignore[method-assign]
+    with pytest.raises((RunStoppedError, KilledError, KeyboardInterrupt)):
+        sweep.run()
+    return read_record(paths).trials
+
+
+def endless() -> SavesLittle:
+    return SavesLittle({f"trial_{number:05d}": Script(hangs=True) for number in range(2)})
+
+
+@pytest.mark.parametrize("how", ["job end", "killed"])
+def test_a_trial_for_which_all_jobs_are_too_short_fails_in_the_end(
+    tmp_path: Path, how: str
+) -> None:
+    runner = endless()
+    for _ in range(MAX_ATTEMPTS_WITHOUT_PROGRESS - 1):
+        trials = run_in_job(runner, tmp_path, how=how)
+        assert not any(trial.state.is_final for trial in trials.values())
+    for _ in range(2):
+        # That a job was killed is found by the next one.
+        first, second = run_in_job(runner, tmp_path, how=how).values()
+    assert (first.state, second.without_progress) == (TrialState.ERROR, 0)
+    assert not second.state.is_final
+    assert first.reason.startswith(
+        "its job or its node ended 5 times in a row before it had saved a newer checkpoint: "
+    )
+    sweep = make_sweep(runner, tmp_path, num_samples=2)
+    sweep.adopt(read_record(SweepPaths(root=tmp_path)).trials)
+    sweep.retry(sweep.trials["trial_00000"])
+    assert sweep.trials["trial_00000"].without_progress == 0
+    trials = run_in_job(runner, tmp_path, how="job end")
+    assert not trials["trial_00000"].state.is_final
+
+
+@pytest.mark.parametrize("how", ["person", "Ctrl-C"])
+def test_trials_that_a_person_interrupts_go_on_however_often(tmp_path: Path, how: str) -> None:
+    runner = endless()
+    for _ in range(2 * MAX_ATTEMPTS_WITHOUT_PROGRESS):
+        trials = run_in_job(runner, tmp_path, how=how)
+        assert {trial.state for trial in trials.values()} == {TrialState.PENDING}

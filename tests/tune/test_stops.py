@@ -54,7 +54,7 @@ def leaving(runner: FakeRunner, root: Path, *, job_ends: float) -> Sweep:
     """Return a sweep that is to leave its job from the third moment on."""
     sweep = make_sweep(runner, root, stop_patience_s=PATIENCE_S)
     sweep._interruptions = Interruptions(
-        why_leave=lambda: "the time limit of job 7 ends" if runner.now >= 3 else "",
+        why_job_ends=lambda: "the time limit of job 7 ends" if runner.now >= 3 else "",
         stop_times=lambda patience_s: StopTimes.of(patience_s, job_ends - runner.now),
     )
     return sweep
@@ -116,7 +116,7 @@ def test_several_that_hang_are_ended_together_before_their_job_ends(
     runner = Slow(dict.fromkeys(names, slow), capacity=5)
     sweep = make_sweep(runner, tmp_path, num_samples=5, stop_patience_s=PATIENCE_S)
     sweep._interruptions = Interruptions(
-        why_leave=lambda: "the time limit of job 7 ends" if runner.now >= 3 else "",
+        why_job_ends=lambda: "the time limit of job 7 ends" if runner.now >= 3 else "",
         stop_times=lambda patience_s: StopTimes.of(patience_s, 123 - runner.now),
         is_urgent=lambda: is_urgent,
     )
