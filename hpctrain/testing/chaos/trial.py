@@ -30,6 +30,18 @@ from hpctrain.testing.slurm import VirtualCluster
 __all__ = ["Script", "Trial", "TrialResult"]
 _POLL_S = 0.02
 _END_PATIENCE_S = 15.0
+_START_PATIENCE_S = 60.0
+_EMPTY_RUN = """
+import sys
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, SlurmConfig
+
+nodes = int(sys.argv[1])
+DataParallelTrainer(
+    lambda: None,
+    scaling_config=ScalingConfig(num_workers=nodes, slurm=SlurmConfig(nodes=nodes)),
+    run_config=RunConfig(name="empty", storage_path=sys.argv[2]),
+).fit()
+"""
 _FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "HPCTRAIN_")
 
 
@@ -133,21 +145,56 @@ class Trial:
                 thread.join(timeout=60.0)
             self._end_processes()
             of_submissions = (self.folder / "storage").glob("*/slurm")
-            left = surroundings.leftovers([self._script.cwd, *of_submissions])
+            places = [self._script.cwd, *of_submissions]
+            left = surroundings.leftovers(places)
+            if left and self._was_all_killed():
+                # Nobody was left to remove it, and the sweep may not have needed that node again.
+                self._start_on_all_nodes(surroundings)
+                left = surroundings.leftovers(places)
             self._troubles += [f"left behind: {path}" for path in left]
             outcome = self._read()
-        claimed = self.folder / "claimed"
         return TrialResult(
             outcome=outcome,
             trace=read_trace(self.folder / "trace.jsonl"),
             faults=self._faults,
-            came_about=tuple((claimed / str(n)).exists() for n in range(len(self._faults))),
+            came_about=tuple(self._came_about(number) for number in range(len(self._faults))),
             damaged=self._damaged,
             starts=starts,
             troubles=tuple(self._troubles),
             seconds=seconds,
             log=self._log,
         )
+
+    def _came_about(self, number: int) -> bool:
+        return (self.folder / "claimed" / str(number)).exists()
+
+    def _was_all_killed(self) -> bool:
+        """Return whether all processes of a sweep were killed on all nodes at the same time."""
+        kinds = [fault.kind for n, fault in enumerate(self._faults) if self._came_about(n)]
+        return bool(self._cluster is not None and self._script.sweep and "kill-all" in kinds)
+
+    def _start_on_all_nodes(self, surroundings: Surroundings) -> None:
+        """Run an empty function on each node: the next start removes what the dead have left."""
+        assert self._cluster is not None
+        nodes = str(len(self._cluster.node_names))
+        environment = self._environment(surroundings.tmp)
+        # No faults, and no trace.
+        environment["PYTHONPATH"] = environment["PYTHONPATH"].removeprefix(str(self.folder))
+        storage = str(self.folder / "next-start")
+        script = [sys.executable, "-c", _EMPTY_RUN, nodes, storage]
+        argv = ["salloc", "--quiet", "--exclusive", f"--nodes={nodes}", *script]
+        with open(self._log, "ab") as log:
+            ended = subprocess.run(
+                surroundings.command(argv),
+                cwd=self._script.cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=_START_PATIENCE_S,
+            )
+        if ended.returncode:
+            self._troubles.append(f"the next start ended with {ended.returncode}")
 
     def _prepare(self) -> None:
         for name in ("storage", "claimed", "announced", "answered"):
