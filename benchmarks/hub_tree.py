@@ -63,6 +63,7 @@ COSTS = {
     "freeze_s": "seconds of the fastest such round",
     "agents_freeze_cpu_s": "CPU seconds of all agents in such a round",
 }
+MOST_REPEATS = 8
 OF_EXECUTOR = ("connect_cpu_s", "beat_cpu", "freeze_cpu_s")
 
 
@@ -71,7 +72,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="numbers of nodes")
     parser.add_argument("--shapes", nargs="+", choices=("tree", "flat"), default=["tree", "flat"])
     parser.add_argument("--beats", type=int, default=4, help="rounds of heartbeats")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds freeze, answers")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="rounds freeze, answers; of few nodes more"
+    )
     parser.add_argument("--json", type=Path, help="file for all numbers")
     arguments = parser.parse_args()
     machine = describe_machine()
@@ -125,6 +128,8 @@ def measure(size: int, shape: str, fanout: int, *, beats: int, rounds: int) -> d
         hub_module.BEAT_INTERVAL_S = float("inf")
         quiet = time.monotonic() + 1.0
         timed(hub, lambda: time.monotonic() > quiet)
+        # Those of few nodes take a millisecond, and vary the more.
+        rounds *= min(MOST_REPEATS, max(1, max(SIZES) // size))
         walls, cpus, before = [], [], cpu_of(processes)
         for _ in range(rounds):
             answers = []

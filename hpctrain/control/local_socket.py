@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Callable
 
 from hpctrain.control.link import LinkTimeoutError
 from hpctrain.control.listener import accept as next_connection
@@ -45,13 +46,20 @@ def accept(listener: socket.socket) -> socket.socket | None:
     return None
 
 
-def connect(name: str, *, timeout_s: float) -> socket.socket:
+def connect(
+    name: str, *, timeout_s: float, why_give_up: Callable[[], str] = lambda: ""
+) -> socket.socket:
     """Connect to a process of this user, which may not listen yet. Not collective.
+
+    Parameters
+    ----------
+    why_give_up
+        Returns why it is not waited for any longer; empty as long as it is.
 
     Raises
     ------
     LinkTimeoutError
-        If none does in time.
+        If none does in time, or it is not waited for.
     """
     deadline = Deadline(timeout_s)
     while True:
@@ -63,6 +71,8 @@ def connect(name: str, *, timeout_s: float) -> socket.socket:
         except ConnectionRefusedError:
             pass
         sock.close()
+        if why := why_give_up():
+            raise LinkTimeoutError(f"no process of hpctrain listens on {name}, and {why}")
         if deadline.is_over:
             raise LinkTimeoutError(
                 f"no process of hpctrain listens on {name} after {timeout_s:.0f} s"

@@ -205,10 +205,11 @@ def run_rank(argv: list[str]) -> None:
     # end it there: launchers send them to a rank whose peers have died.
     warnings = Warnings()
     warnings.handle(signal.SIGUSR2)
+    launcher = os.getppid()
     import_early(argv)
     paths, attempt, size = RunPaths(Path(argv[0])), int(argv[1]), int(argv[2])
     try:
-        connection = _connect(argv[3])
+        connection = _connect(argv[3], launcher)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {error}") from error
     # From here on it leaves with its executor.
@@ -231,13 +232,18 @@ def run_rank(argv: list[str]) -> None:
     os._exit(0)
 
 
-def _connect(template: str) -> socket.socket:
+def _connect(template: str, launcher: int) -> socket.socket:
     """Connect to the executor of this machine, or to the agent of this node."""
     name = node_socket_name(template)
     # An agent may start later than the ranks. The executor listens before it starts them, so where
     # no process does it is gone.
     timeout_s = timeouts.AGENT_OF_NODE_S if name != template else 0.0
-    return local_socket.connect(name, timeout_s=timeout_s)
+
+    def why_give_up() -> str:
+        # Where a node's processes are killed, its agent does not come any more.
+        return "" if os.getppid() == launcher else "what has started this rank is gone"
+
+    return local_socket.connect(name, timeout_s=timeout_s, why_give_up=why_give_up)
 
 
 def _leave() -> None:

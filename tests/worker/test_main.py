@@ -1,10 +1,11 @@
-"""What the process of a rank imports of itself, whatever it trains with."""
+"""The process of a rank until it is connected: what it imports, and how long it waits."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+from hpctrain import timeouts
 from hpctrain.backend import OF_EVERY_RANK
 
 
@@ -20,3 +21,31 @@ def test_a_rank_imports_no_more_of_python_than_it_needs() -> None:
     # hashlib loads OpenSSL. Without a framework this is most of what a rank costs until it trains.
     heavy = {"concurrent.futures", "difflib", "hashlib", "hmac", "logging", "secrets"}
     assert loaded & heavy == set()
+
+
+LAUNCHER = """
+import os, sys
+from hpctrain.worker import main
+
+reading, writing = os.pipe()
+if os.fork():
+    os.read(reading, 1)
+    os._exit(0)
+launcher = os.getppid()
+os.write(writing, b"x")
+try:
+    main._connect("no-such.%N", launcher)
+except main.LinkTimeoutError as error:
+    print(error)
+"""
+
+
+def test_a_rank_whose_launcher_is_gone_does_not_wait_for_an_agent() -> None:
+    # The output is at its end when the rank is.
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER],
+        capture_output=True,
+        text=True,
+        timeout=timeouts.AGENT_OF_NODE_S / 2,
+    )
+    assert done.stdout.endswith(", and what has started this rank is gone\n"), done.stderr
