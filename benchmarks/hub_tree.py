@@ -63,7 +63,7 @@ COSTS = {
     "freeze_s": "seconds of the fastest such round",
     "agents_freeze_cpu_s": "CPU seconds of all agents in such a round",
 }
-MOST_REPEATS = 8
+MOST_REPEATS = 4
 OF_EXECUTOR = ("connect_cpu_s", "beat_cpu", "freeze_cpu_s")
 
 
