@@ -21,9 +21,9 @@ tuner ends, the same script is started again, at once or some seconds later. It 
 - each step of a population follows from one that a trial of it had made, with its configuration,
 - the files of each checkpoint have the digests that its manifest gives; where one was damaged and
   no attempt was to begin any more, verification finds it,
-- neither a process, a claim nor a temporary file is left, and no traceback was printed. What processes
-  that were all killed on a node have left is removed by the next start there, which is made if the
-  sweep needs that node no more.
+- neither a process, a claim nor a temporary file is left, and no traceback was printed. What is
+  left by processes that were all killed on a node is removed by the next start there, which is
+  made if the sweep needs that node no more.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from hpctrain.launch.claim import claimed
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.chaos.fault import Entry, Point
 from hpctrain.testing.chaos.injector import role_of
-from hpctrain.testing.chaos.leftovers import Surroundings
+from hpctrain.testing.chaos.leftovers import Surroundings, surround
 from hpctrain.testing.chaos.sweep_decisions import wrong_decisions, wrong_lineages
 from hpctrain.testing.chaos.sweep_kinds import MOST_AT_ONCE, SWEEP_KINDS, count_attempts, kill_all
 from hpctrain.testing.chaos.sweep_outcome import best_trial, broken_rules, has_ended
 from hpctrain.testing.chaos.sweep_suite import SWEEP, begin_suite
-from hpctrain.testing.slurm import ClusterSpec
+from hpctrain.testing.chaos.trial import Script, Trial
+from hpctrain.testing.slurm import ClusterSpec, VirtualCluster
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.schedulers import ASHAScheduler, TrialScheduler
 
@@ -289,6 +291,32 @@ def test_a_temporary_checkpoint_is_left_behind_unless_its_node_was_without_power
     assert left() == sorted([of_node1, *others])
     of_new_boot = checkpoint("16", at=130.0, pid=6)
     assert left() == sorted([of_node1, of_new_boot, *others])
+
+
+@pytest.mark.slurm
+def test_the_next_start_on_all_nodes_removes_what_the_dead_have_left(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "claimed" / "0").mkdir(parents=True)
+    point = Point(role="trial_00000/rank-0", op="report", path="report-1", moment="before")
+    trial = Trial(
+        tmp_path,
+        script=Script(path=MODEL, sweep=SWEEP),
+        cluster=virtual_slurm,
+        faults=[SWEEP_KINDS["kill-all"].at(point)],
+    )
+    assert trial._was_all_killed()
+    with surround(cluster=virtual_slurm) as surroundings:
+        program = (
+            "import os, sys; from hpctrain.temporary_checkpoint import temporary_prefix; "
+            "os.mkdir(f'{sys.argv[1]}/{temporary_prefix()}x')"
+        )
+        for node in virtual_slurm.node_names:
+            virtual_slurm.run_on(node, [sys.executable, "-c", program, str(surroundings.tmp)])
+        assert len(surroundings.leftovers([])) == len(virtual_slurm.node_names)
+        trial._start_on_all_nodes(surroundings)
+        assert surroundings.leftovers([]) == []
+    assert trial._troubles == []
 
 
 def test_a_trial_that_fails_is_a_difference(tmp_path: Path) -> None:
