@@ -14,7 +14,7 @@ class CachedPages:
     Parameters
     ----------
     descriptor
-        Of the file; stays open as long as somebody asks.
+        Of the file; stays open while this object is used.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -63,7 +63,7 @@ class _NamedOutput:
         try:
             yield
         except OSError as error:
-            # Who has closed a pipe, as `head` does, has read enough: typer ends without a word.
+            # A reader that closed the pipe (`head`) is done: exit silently.
             if error.errno != errno.EPIPE:
                 error.filename = "standard output"
             # Python tries again at the end of the process, and would print an error of its own.

@@ -258,8 +258,7 @@ class Root:
         received: defaultdict[Branch, list[Frame]] = defaultdict(list)
         for (index, number), raw in unpack(batch):
             branch = self._branch(index)
-            # One that was here before; or one behind others that are lost, which its sender sends
-            # again when it joins on its new way.
+            # Skip duplicates, and frames after a gap: the sender resends them when it rejoins.
             if branch.closed or number != branch.received + 1:
                 continue
             branch.received = number

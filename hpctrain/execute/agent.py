@@ -102,7 +102,7 @@ class Agent(RankRelay):
         super()._end()
 
     def _remove_leftovers(self) -> None:
-        """Remove what dead ranks have left here, also those of an earlier life of the job."""
+        """Remove what dead ranks have left here, also from before the job was requeued."""
         remove_dead_checkpoints(_tmp())
         if (job_id := environ.variable("SLURM_JOB_ID")) is not None:
             remove_dead_segments(job_id)

@@ -357,7 +357,7 @@ class Executor:
             is_graceful = error is None or isinstance(error, Resize)
             group.shutdown(patience_s=timeouts.RANKS_END_S if is_graceful else 0.0)
             self._node_pool.watch(group)
-            # First of all, since a full disk is a usual reason: what is half written goes.
+            # First, because the disk may be full: remove partial checkpoints.
             recorder.checkpoints.clear()
             recorder.keep_failures(attempt.tracker.failures.values())
             recorder.end_attempt(error=error, reports=attempt.tracker.reports)

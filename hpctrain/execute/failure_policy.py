@@ -20,7 +20,8 @@ from hpctrain.rundir.history import FailureKind, History
 from hpctrain.slurm.output import Job
 
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 5
-"""A run that fails so often in a row without a newer checkpoint is stopped, whatever it may."""
+"""A run that fails so often in a row without a newer checkpoint is stopped, whatever budget is
+left."""
 
 _FIRST_DELAY_S = 0.5
 _LONGEST_CAUSE = 300

@@ -250,7 +250,7 @@ class HangWatch:
             if self._may_end
             else "ranks that hpctrain did not start are not ended"
         )
-        self.stalled = f"{message}\n  It is let be: {why}."
+        self.stalled = f"{message}\n  The run continues: {why}."
 
     def failures(self, error: WorkerHangError) -> list[RankFailure]:
         """Return what is written down of each rank that was named."""

@@ -20,7 +20,7 @@ from hpctrain.slurm.nodes import SlurmNodes, allocated_hosts
 
 
 class NodePool:
-    """The placement of each attempt on the nodes that live.
+    """Places each attempt on the usable nodes.
 
     Parameters
     ----------

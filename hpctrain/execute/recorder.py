@@ -307,7 +307,7 @@ class Recorder:
         Raises
         ------
         RunStoppedError
-            Then.
+            If the run is to stop.
         """
         if self.stop is not None:
             raise RunStoppedError(

@@ -133,7 +133,7 @@ class ScalingPolicy:
         Raises
         ------
         Resize
-            Then.
+            If all ranks have returned because they were asked to make room for a resize.
         """
         if self._tracker.is_done and self._is_wished:
             # No rank has died, so nothing but the end of the job can be behind a signal.

@@ -215,7 +215,7 @@ def _become_agent(
 
     status = 1
     try:
-        # It would speak for ranks of which nothing more is known.
+        # Without the host, its frames would refer to ranks that are no longer tracked.
         end_with(host)
         environ.replace_environment(environment)
         os.chdir(str(asked["cwd"]))

@@ -80,7 +80,7 @@ class StopAgreement:
         if notice is not self._notice:
             self._notice = notice
             self._patience_s = patience_s(notice, now=time.time())
-            # The end of a job comes whether this process stands still or not.
+            # The job ends at its deadline, even while this process is suspended.
             gap_s = LONGEST_GAP_S if notice.deadline is None else math.inf
             self._deadline = Deadline(self._patience_s, longest_gap_s=gap_s)
         self._agree(notice)

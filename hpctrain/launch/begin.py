@@ -61,7 +61,7 @@ def begin_or_find(
             check_run_directory(paths.root)
             existing, changes = decide_on_existing(paths, submission.spec, life, policy)
             if existing.begins:
-                # From here on an executor that was taken for dead may not write, if it is not.
+                # From here on an executor wrongly considered dead can no longer write.
                 Fence(paths).take(paths)
                 begin(changes)
                 break

@@ -133,7 +133,7 @@ def was_taken_over(paths: RunPaths, claim: Claim) -> bool:
 def is_claimed(paths: RunPaths) -> bool:
     """Return whether a process holds the claim on a run. Not collective.
 
-    One of another host is believed.
+    A claim from another host is assumed to be held.
     """
     return find_claim(paths) is not None
 

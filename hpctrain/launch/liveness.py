@@ -216,7 +216,7 @@ class Liveness:
         Raises
         ------
         RunStoppedError
-            Then.
+            If the directory is gone, or no process begins the run.
         """
         self._directory.check()
         self._look_for_submission(time.monotonic())

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 _RANK_0_FIRST_S = 2.0
 
 _joined: tuple[World, Comm] | None = None
-# Of its own, so that no collective of a training function is taken for the last barrier.
+# A separate communicator: no collective of the training function can match the final barrier.
 _comm_to_leave: Comm | None = None
 _failed: BaseException | None = None
 
@@ -124,8 +124,8 @@ def fit_spmd(request: Request) -> Result:
     except BaseException as error:
         global _failed
         _failed = error
-        # All is written down. The coordinator goes on beside what this process does now: to show
-        # the error, before a rank that hangs ends them all.
+        # Everything is recorded. The coordinator thread keeps running while this process shows the
+        # error, before a rank that hangs aborts all of them.
         raise
     if coordinator is not None:
         coordinator.join()

@@ -36,7 +36,7 @@ def main(tree: str, root: str) -> str:
         _point_to_base(configuration, os.path.join(root, "base", "bin"))
     _rewrite_scripts(os.path.join(environment, "bin"), manifest["prefix"], environment)
     for place in manifest["compile"]:
-        # One process of a node does it, not each rank. What has an error of syntax stays as it is.
+        # One process of a node does it, not each rank. What has a syntax error stays as it is.
         compileall.compile_dir(os.path.join(root, place), quiet=2)
     return _try(os.path.join(root, manifest["interpreter"]), tree, root)
 

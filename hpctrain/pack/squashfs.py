@@ -171,7 +171,7 @@ def compile_members(members: Iterable[Member], places: Sequence[str]) -> Iterato
 
 
 def _compile(source: Path, name: str) -> bytes | None:
-    """Return what the interpreter would write for a module; None if it has an error of syntax."""
+    """Return what the interpreter would write for a module; None if it has a syntax error."""
     try:
         text, found = source.read_bytes(), source.stat()
     except OSError as error:

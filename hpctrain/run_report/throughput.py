@@ -43,7 +43,7 @@ def read_rates(lines: Sequence[dict[str, Any]]) -> list[Rate]:
     counts = [0] * num_buckets
     for time in times:
         counts[min(num_buckets - 1, int((time - first) / span * num_buckets))] += 1
-    # The first one ends no time: it took as long as the start.
+    # The first report ends no interval.
     counts[0] -= 1
     return [
         Rate(begin=span * n / num_buckets, end=span * (n + 1) / num_buckets, num_reports=count)

@@ -67,7 +67,7 @@ class Clones:
             with claimed(paths):
                 if LifeTest(paths, job_is_alive).watch():
                     raise LaunchError(f"{paths.root} was begun by another process.")
-                # An executor that was taken for dead may not write from here on, if it is not.
+                # From here on an executor wrongly considered dead can no longer write.
                 Fence(paths).take(paths)
                 status, last = read_status(paths), read_last_report(paths)
                 saved = CheckpointStore(paths.checkpoints).manifests()

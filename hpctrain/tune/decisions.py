@@ -31,7 +31,7 @@ class Decisions:
         Parameters
         ----------
         after
-            Report that it came after; None is the last one.
+            Report that the decision follows; None: the last.
         """
         if self.write(trial, decision, after):
             self._stops.ask(trial)
@@ -44,7 +44,7 @@ class Decisions:
         Parameters
         ----------
         after
-            Report that it came after; None is the last one.
+            Report that the decision follows; None: the last.
         """
         if decision == TrialScheduler.STOP:
             after = trial.reports if after is None else after

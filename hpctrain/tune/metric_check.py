@@ -127,7 +127,7 @@ class MetricCheck:
         Raises
         ------
         UnreportedMetricError
-            Then.
+            If `why` is not empty, and no trial has reported all metrics so far.
         """
         if why:
             self._raise_if_for_all(why)

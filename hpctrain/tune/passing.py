@@ -14,7 +14,7 @@ def raise_if_passing(error: HpctrainError) -> None:
     Raises
     ------
     OSError
-        Then.
+        If the cause of `error` is one that may pass.
     """
     cause = error.__cause__
     if isinstance(cause, OSError) and may_pass(cause):

@@ -18,7 +18,7 @@ from hpctrain.tune.trials import Trials
 
 _MAY = (TrialState.RUNNING, TrialState.PAUSING, TrialState.PAUSED)
 _TIMES_WITHOUT_ANY = 10
-"""Who saves at all has done so within so many intervals of the scheduler."""
+"""A trial that saves at all does so within this many intervals of the scheduler."""
 
 
 class Transfers:

@@ -167,7 +167,7 @@ class TunerWatch:
         Raises
         ------
         RunStoppedError
-            Then.
+            If the process that holds the sweep is gone, or was silent for too long.
         """
         claim, now = find_claim(RunPaths(self._paths.root)), time.monotonic()
         is_new, self._claim = claim != self._claim, claim
@@ -198,7 +198,7 @@ def seconds_of_last(paths: SweepPaths) -> float:
     Not collective. A copy of the sweep has them, too.
     """
     number = _read_sign(paths).split()[1:]
-    # One that is torn, or of something else, is none.
+    # Ignore a truncated or foreign file.
     return int(number[0][:20]) * _BEAT_S if number and number[0].isdigit() else 0.0
 
 

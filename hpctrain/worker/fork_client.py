@@ -115,7 +115,7 @@ def _ask(name: str, seconds: float, patience: float) -> "tuple[_socket.socket, i
     except ConnectionRefusedError:
         return f"the first rank of its node had no fork server after {patience:g} s"
     except (OSError, ValueError):
-        # It has died; who has started it knows why.
+        # The server died; its parent reports why.
         return ""
 
 

@@ -157,7 +157,7 @@ def explain_difference(
             f"the launcher changes variables that libraries read when they are imported: "
             f"{', '.join(changed[:_MOST_NAMED])}{more}. Set them where fit() is called"
         )
-    # An empty one is none; an empty part of one is the working directory.
+    # An empty PYTHONPATH counts as unset; an empty entry means the working directory.
     paths = before.get("PYTHONPATH", "")
     parts = paths.split(os.pathsep) if paths else []
     if launched.cwd != cwd and not all(map(os.path.isabs, parts)):

@@ -71,7 +71,7 @@ def remove_dead_segments(job_id: str, *, shm: str = _SHM) -> None:
 
 
 def remove_dead_segments_since(begun: float, *, shm: str = _SHM) -> None:
-    """Remove the shared memory of this user's dead ranks, whichever their world, of a time.
+    """Remove shared memory that this user's dead ranks created since `begun`.
 
     Not collective. As with `remove_dead_segments`, what a living process has is left alone.
 

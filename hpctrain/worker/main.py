@@ -74,7 +74,7 @@ class Warnings:
 
 
 class Rank:
-    """One rank, from its first breath to its last."""
+    """One rank's process: joins the MPI world, follows the executor's commands, exits."""
 
     def __init__(
         self, paths: RunPaths, *, attempt: int, link: Link, warnings: Warnings | None = None

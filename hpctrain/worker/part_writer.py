@@ -93,8 +93,8 @@ class PartWriter:
     def shared_staging(self, report: int, *, is_made: Callable[[], bool]) -> Iterator[Path]:
         """Give where files go to that have other names than those of all other ranks.
 
-        Rank 0 makes it, before all ranks meet: a rank that then writes finds it, without a call of
-        its own.
+        Rank 0 makes it, before the collective: a rank that writes afterwards finds it, without a
+        call of its own.
 
         Parameters
         ----------

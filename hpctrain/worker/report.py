@@ -191,7 +191,7 @@ class Session:
                 name = b'"%s"' % _name(number, upload).encode()
                 line = encode_line(number, attempt, name, content, waited=waited, lacks=lacks)
                 self._report_checkpoint(number, line, upload)
-            # Last: who catches it and goes on has made as many reports as the other ranks.
+            # Last, so a function that catches its error has made as many reports as other ranks.
             self._commits.look()
         finally:
             if self._awaits_decisions and self.reports != begun:
@@ -256,7 +256,7 @@ class Session:
     def shared_staging(self) -> AbstractContextManager[Path]:
         """Give where files go to that have other names than those of all other ranks.
 
-        Rank 0 makes it, before all ranks meet. It is removed if no report follows.
+        Rank 0 makes it, before the collective. It is removed if no report follows.
         """
         reports = self.reports
         return self.parts.shared_staging(reports + 1, is_made=lambda: self.reports != reports)

@@ -71,7 +71,7 @@ class Scratch:
         """Copy the artifacts that are new or have changed. Not collective."""
 
         def fail(error: OSError) -> None:
-            # What cannot be listed would be left out; what is gone, a temporary folder, is none.
+            # Raise if a folder cannot be listed; ignore one that was deleted meanwhile.
             if error.errno != ENOENT:
                 raise error
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Writing:
-    """A rank's manners towards a filesystem that it shares.
+    """Limits how fast, and when, a rank writes to the shared filesystem.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ def holds_the_same(one: Path, other: Path) -> bool:
     try:
         return one.read_bytes() == other.read_bytes() or _equal(_load(one), _load(other))
     except Exception:
-        # Whatever a file that is no pickle, or half of one, brings forth.
+        # Any error from a file that is not, or not wholly, a pickle.
         return False
 
 

@@ -134,7 +134,7 @@ class TrialScheduler(NamedArguments):
         Raises
         ------
         ConfigError
-            Then.
+            If the rule cannot be used with the sweep.
         """
 
     def set_population(self, population: Population) -> None:  # of interest to few

@@ -118,15 +118,15 @@ class StateReading:
     def run(self) -> None:
         """Read, send and receive. Collective if something is sent.
 
-        A block that is damaged is sent like any other, and named in `damage`: no rank waits for
-        it in vain.
+        A block that is damaged is sent like any other, and named in `damage`, so that no rank
+        waits for it for ever.
 
         Raises
         ------
         CheckpointError
             If a block does not come in time.
         """
-        # What others wait for does not queue behind what nobody else wants.
+        # Separate pools, so blocks for other ranks do not wait behind local ones.
         pools = [
             ThreadPoolExecutor(_THREADS, thread_name_prefix=f"hpctrain-read-{blocks}")
             for blocks in ("own", "shared")
@@ -142,11 +142,11 @@ class StateReading:
             raise
         finally:
             for pool in pools:
-                # Whoever hangs in a filesystem does so for ever: without an error all have ended.
+                # Do not wait: a thread may be stuck in the filesystem for ever.
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_own(self, block: Block) -> None:
-        """Read what nobody else wants, unless that is in vain already."""
+        """Read a block that only this rank needs, unless the load has failed already."""
         if self._damage or self._stopped:
             return
         try:

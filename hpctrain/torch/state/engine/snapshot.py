@@ -71,7 +71,8 @@ class Snapshots:
     ) -> Snapshot:
         """Return a snapshot of a state as it is now; training may go on at once.
 
-        Not collective. Somebody calls `Snapshot.finish` or `Snapshot.discard`, in any thread.
+        Not collective. The caller must call `Snapshot.finish` or `Snapshot.discard`, from any
+        thread.
 
         Parameters
         ----------
@@ -166,7 +167,7 @@ class Snapshot:
     def finish(self, path: Path) -> Written:
         """Write the file, durably, once all is copied, or what makes room for the rest is.
 
-        Not collective. Whatever comes of it, the memory is free again, and nobody waits any more.
+        Not collective. Frees the memory and releases all waiters, even on error.
 
         Parameters
         ----------
