@@ -300,12 +300,12 @@ class Checkpoint(DirectoryHandle):
         ----------
         trusted
             Whether functions and objects that are not hpctrain's own may be unpickled, though
-            somebody else can have written them. That runs code.
+            another user can have written them. That runs code.
 
         Raises
         ------
         CheckpointError
-            If it is damaged, or holds a pickle that somebody else can have written and is not
+            If it is damaged, or holds a pickle that another user can have written and is not
             trusted.
         """
         self._refuse_missing()

@@ -105,7 +105,7 @@ class DirectoryHandle:
     def to_directory(self, path: str | PathLike[str] | None = None) -> str:
         """Copy the checkpoint into a directory of its own and return that.
 
-        Not collective. The copy of what somebody else can have written says so in a file: its
+        Not collective. The copy of what another user can have written says so in a file: its
         pickles have to be trusted as those of the original.
 
         Parameters

@@ -72,7 +72,7 @@ def hold_for_deletion(directory: Path) -> Iterator[bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            # fcntl(2), which NFS makes of it, may say EACCES for a lock that somebody holds.
+            # fcntl(2), which NFS makes of it, may say EACCES for a lock that is held.
             yield False
             return
         except OSError:

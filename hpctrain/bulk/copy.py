@@ -53,8 +53,8 @@ class Copier:
     def copy(self, source: Path, target: Path) -> Copied:
         """Copy a file's content into a new file. Not collective.
 
-        What cannot be copied whole is not there afterwards. The copy is not durable before somebody
-        calls fsync. Any thread may call this; one copies at a time.
+        What cannot be copied whole is not there afterwards. The copy is not durable before the
+        caller calls fsync. Any thread may call this; one copies at a time.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Copier:
 
 @contextmanager
 def _new(target: Path) -> Iterator[BinaryIO]:
-    """Make a file that nobody else has made; it is gone if it is not finished."""
+    """Make a file that does not exist yet; remove it if it is not finished."""
     with open(create_file(target), "wb") as file:
         try:
             yield file

@@ -45,7 +45,7 @@ class StateIndex:
     types: Mapping[str, str] | None = None
     """What torch calls the type of a tensor, by name, where safetensors has none: the files have
     its bits in another type, and the real and imaginary parts of complex128 in a dimension more,
-    which `shapes` has too. None if nobody knows, as of other programs' files."""
+    which `shapes` has too. None if it is not known, as of other programs' files."""
     trees: Mapping[str, Any] = field(default_factory=dict)
     """The dicts, lists and tuples of trees with tensors in them that may have other ones when they
     are loaded, by name; JSON. Tensors and values are below them, by their names."""

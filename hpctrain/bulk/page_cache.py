@@ -9,7 +9,7 @@ from functools import cache
 
 
 class CachedPages:
-    """Tells what of a file is in the page cache.
+    """Shows what of a file is in the page cache.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class CachedPages:
         # To others than a file's owner, Linux says of all pages that they are there.
         if self._is_own and self._size:
             # All of it, once: no page is touched, so it takes no memory. Python's own mmap does not
-            # tell the address of what may not be written.
+            # give the address of a read-only mapping.
             address = _libc().mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
             # Or there is no room for it, or it is a file that cannot be mapped.
             self._address = address if address != _FAILED else None
@@ -66,13 +66,13 @@ class CachedPages:
 
 
 def _can_be_read_at_once(descriptor: int, *positions: int) -> bool:
-    # Brings a page of each end there, so that whoever asks again finds it.
+    # Brings a page of each end into the cache, so that a second call finds it.
     byte = bytearray(1)
     try:
         for position in positions:
             os.preadv(descriptor, [byte], position, os.RWF_NOWAIT)
     except OSError:
-        # Not at once; or not at all, which whoever reads it finds.
+        # Not at once; or not at all, which is an error of the later read.
         return False
     return True
 

@@ -17,7 +17,7 @@ class BlockMemory(Protocol):
     """What a writer takes memory from, and gives it back to."""
 
     def take(self) -> memoryview:
-        """Return a block that nobody uses; waits until there is one. Not collective."""
+        """Return a block that is not in use; waits until there is one. Not collective."""
 
     def give(self, block: memoryview) -> None:
         """Give a block back, in any thread. Not collective."""
@@ -45,7 +45,7 @@ class Ring:
             self._free.put(self.memory[first : first + BLOCK_BYTES])
 
     def take(self) -> memoryview:
-        """Return a block that nobody uses; waits until one is given back. Not collective."""
+        """Return a block that is not in use; waits until one is given back. Not collective."""
         return self._free.get()
 
     def give(self, block: memoryview) -> None:

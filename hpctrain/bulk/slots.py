@@ -26,7 +26,7 @@ class Slots:
         self.memory = map_pages(blocks * BLOCK_BYTES)
         """All of it, place after place."""
         self.change = threading.Condition()
-        """Is notified when a place becomes free; whoever copies may use it for more."""
+        """Is notified when a place becomes free; copies may use it for more."""
         self._places = [
             self.memory[first : first + BLOCK_BYTES]
             for first in range(0, len(self.memory), BLOCK_BYTES)

@@ -47,8 +47,8 @@ def write_state_file(path: Path, layout: StateFile, fill: Fill, *, ring: Ring) -
     Parameters
     ----------
     path
-        Of the file; one that is there is emptied. Its directory exists, and whoever made that has
-        it written to the disk.
+        Of the file; one that is there is emptied. Its directory exists, and is
+        written to the disk by its maker.
     layout
         What is in it.
     fill

@@ -30,9 +30,9 @@ def prepare_stripes(path: Path, size: int) -> None:
     """Make an empty file that is spread as is good for its size. Not collective.
 
     Does nothing for files of which one server is enough, for other filesystems than Lustre, and
-    where somebody has said already how files are spread: the site, with a layout that grows with
-    the file, or the user, with ``lfs setstripe`` on the directory of the run. Whatever goes wrong
-    is left to whoever writes the file, with the stripes that it gets then.
+    where the site or the user has said already how files are spread: with a layout that grows with
+    the file, or with ``lfs setstripe`` on the directory of the run. If anything fails here, the
+    file is written with the stripes that it gets by default.
     """
     count = stripe_count(size)
     if count == 1 or filesystem_type(path.parent) != LUSTRE:
@@ -58,7 +58,7 @@ def filesystem_type(directory: Path) -> int:
 
 
 def _is_by_default(layout: str | None) -> bool:
-    """Return whether files of a directory lie on one server each, as nobody said otherwise."""
+    """Return whether files of a directory lie on one server each, by default."""
     if layout is None or "lcm_" in layout:
         return False
     count = _COUNT.search(layout)

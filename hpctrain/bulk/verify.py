@@ -23,7 +23,7 @@ def verify_state_file(path: Path, digest: str, *, quick: bool = False) -> str | 
     digest
         `file_digest` of what was written.
     quick
-        Compare the size and the header only, which takes no time: what tells torn, truncated and
+        Compare the size and the header only, which takes no time: this finds torn, truncated and
         exchanged files, not flipped bits.
 
     Raises

@@ -17,8 +17,8 @@ _MOST_AT_A_TIME = 100
 def copy_file_store(root: Path, uri: str) -> Counter[str]:
     """Copy the data that a server lacks.
 
-    Not collective. The server is asked what it has, so a copy that was interrupted goes on, whoever
-    copies again.
+    Not collective. The server is asked what it has, so any later copy continues one that was
+    interrupted.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Stdout whose errors tell where they come from: a full disk, behind ``hpctrain list > FILE``."""
+"""Stdout whose errors name it, such as those of a full disk in ``hpctrain list > FILE``."""
 
 from __future__ import annotations
 

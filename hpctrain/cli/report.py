@@ -123,7 +123,7 @@ def find_differences(first: RunPaths, other: RunPaths) -> list[Difference] | str
 
 
 def render(runs: Sequence[RunFacts], target: Path, *, width: int | None, now: float) -> str:
-    """Return what the page tells in a few lines. Pure.
+    """Return what the page shows in a few lines. Pure.
 
     Parameters
     ----------

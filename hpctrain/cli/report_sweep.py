@@ -68,7 +68,7 @@ def report_sweep(root: Path, *, is_compared: bool, output: Path | None, json: bo
 
 
 def render(sweep: SweepFacts, target: Path, *, width: int | None) -> str:
-    """Return what the page tells in a few lines. Pure.
+    """Return what the page shows in a few lines. Pure.
 
     Parameters
     ----------

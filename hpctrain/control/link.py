@@ -244,7 +244,7 @@ def connect_once(address: str, credentials: Credentials) -> tuple[socket.socket,
     Raises
     ------
     OSError
-        If nobody answers there, or it is not the one that is sought.
+        If no process answers there, or not the one that is sought.
     """
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((_resolve(host), int(port)), timeouts.TCP_CONNECTION_S)

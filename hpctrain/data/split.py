@@ -1,7 +1,7 @@
 """Which positions of an epoch each rank takes, and in batches of which sizes.
 
 An epoch is a sequence of positions, from 0 to the number of rows; its order maps positions to rows.
-Ranks take contiguous parts of it, which are fast to read. A few numbers tell which rows a world has
+Ranks take contiguous parts of it, which are fast to read. A few numbers show which rows a world has
 taken, and so which rows are left for a world of another size.
 """
 

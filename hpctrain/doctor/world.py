@@ -21,7 +21,7 @@ from hpctrain.worker.bootstrap import visible_gpus
 def describe_rank(*, with_mpi: bool) -> dict[str, Any]:
     """Return what this rank sees, as JSON values.
 
-    Collective with MPI: all ranks tell their hosts.
+    Collective with MPI: all ranks exchange their hosts.
     """
     answer: dict[str, Any] = {
         "host": socket.gethostname(),

@@ -33,7 +33,7 @@ from hpctrain.rundir.status import RunStatus, read_status
 
 STATUS_INTERVAL_S = 2.0
 # Ranks that start, a callback or Slurm's controller may take minutes, and an executor that writes
-# nothing for one of them is taken for dead.
+# nothing meanwhile is considered dead.
 _LIFE_INTERVAL_S = 4.0
 _WARNING_INTERVAL_S = 10.0
 

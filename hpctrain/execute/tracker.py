@@ -204,8 +204,8 @@ class AttemptTracker:
     def _unmatched_wait(self) -> str | None:
         gone = min(self._returned, key=lambda rank: self._returned[rank][1])
         for rank, (collective, stage) in self._waits.items():
-            # A rank that has returned may wait for all of them in the end of its backend. By the
-            # number a wait in vain differs from one whose end has not been received yet.
+            # A rank that has returned may wait for all of them in the end of its backend. The
+            # number shows whether a wait cannot end, or its end was not received yet.
             if rank not in self._returned and collective > self._returned[gone][1]:
                 return (
                     f"rank {gone} returned, but rank {rank} waits for all ranks in {stage}. Every "

@@ -45,15 +45,15 @@ def waits_in_trees(stack: str, seen: str) -> bool:
     """Return whether a thread waits in a collective of XGBoost or LightGBM. Not collective.
 
     XGBoost waits on a thread of its own that talks to the other ranks, and its functions have no
-    names outside: that the thread sleeps is all that tells it from one that grows a tree.
+    names outside: only by its sleep does the thread differ from one that grows a tree.
 
     Parameters
     ----------
     stack
         As of `place_in_trees`.
     seen
-        The same thread as py-spy saw it; empty without py-spy: then only a collective of
-        LightGBM, which calls hpctrain back for it, tells that it waits.
+        The same thread as py-spy saw it; empty without py-spy: then only a wait in a collective of
+        LightGBM is known, which calls hpctrain back for it.
     """
     place = place_in_trees(stack)
     is_collective = " of lightgbm/" in place

@@ -60,7 +60,7 @@ def explain_waits(
     """Return which collective ranks wait in, and who has not called it.
 
     Not collective. Libraries that record collectives know it; of others (MPI, XGBoost, LightGBM)
-    the stacks tell who waits, and where.
+    the stacks show who waits, and where.
 
     Parameters
     ----------

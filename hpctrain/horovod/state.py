@@ -67,8 +67,8 @@ def elastic_state(model: Any = None, optimizer: Any = None, **values: Any) -> An
             session.reports = reports
 
         def commit(self) -> None:
-            # The other way round than Horovod does it: this is a broadcast, which ends for nobody
-            # before all have come, with all their reports made.
+            # The other way round than Horovod does it: this is a broadcast, which ends on no worker
+            # before all have called it, with all their reports made.
             self.check_host_updates()
             self.save()
 

@@ -65,8 +65,8 @@ class HorovodTrainer(DataParallelTrainer):
             if datasets:
                 raise ConfigError(
                     f"HorovodConfig(max_replacements={horovod_config.max_replacements}) and "
-                    f"datasets={sorted(datasets)}: where a dead worker was in a dataset nobody "
-                    f"knows. Read the data in the training function, with "
+                    f"datasets={sorted(datasets)}: where a dead worker was in a dataset is not "
+                    f"known. Read the data in the training function, with "
                     f"hvd.elastic.ElasticSampler, or set max_replacements=0."
                 )
             loop = ElasticLoop(

@@ -66,7 +66,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # no types are loo
         for logged in state.log_history:
             self._metrics.update(logged)
         if state.best_global_step and state.best_model_checkpoint is None:
-            # It tells where it lay while it was saved, and was moved when it was committed.
+            # It names where it lay while it was saved, and was moved when it was committed.
             state.best_model_checkpoint = _find_checkpoint(state.best_global_step)
 
     def on_step_begin(

@@ -118,7 +118,7 @@ class TransformersPredictor(Predictor):
         Raises
         ------
         ConfigError
-            If the checkpoint is that of another framework, or does not tell its task.
+            If the checkpoint is that of another framework, or does not name its task.
         CheckpointError
             If it cannot be loaded, or not without running code of its own.
         """
@@ -229,7 +229,7 @@ def _task(directory: Path) -> str:
         if name.endswith(ending):
             return task
     raise ConfigError(
-        f"{directory} holds a {name or 'model without a class'}, which does not tell what it is "
+        f"{directory} holds a {name or 'model without a class'}, which does not show what it is "
         f"for. Give task=, as in task='text-classification'."
     )
 

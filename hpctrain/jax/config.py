@@ -17,8 +17,8 @@ class JaxConfig(BackendConfig):
 
     connect_timeout_s: float = 120.0
     """Seconds for all ranks to connect to rank 0, whose coordinator listens at the one address that
-    they use, on a port that the kernel chooses. It is not authenticated: whoever reaches it can
-    speak to it."""
+    they use, on a port that the kernel chooses. It is not authenticated: any process
+    that reaches it can speak to it."""
 
     @property
     def backend_cls(self) -> type[Backend]:

@@ -28,7 +28,7 @@ def import_jax() -> Any:
 
 def computes_already() -> bool:
     """Return whether JAX has chosen its devices in this process, for good. Not collective."""
-    # Nothing public tells.
+    # No public function shows it.
     from jax._src import xla_bridge
 
     return bool(xla_bridge.backends_are_initialized())

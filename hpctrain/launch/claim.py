@@ -116,7 +116,7 @@ def release_claim(paths: RunPaths, claim: Claim) -> None:
 
 
 def was_taken_over(paths: RunPaths, claim: Claim) -> bool:
-    """Return whether another process has released a claim of this one, which it took for dead.
+    """Return whether another process has released a claim of this one, which it considered dead.
 
     Not collective. What cannot be read now has not changed, as far as is known.
     """

@@ -88,7 +88,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _refuse_edits(pack: EnvironmentPack, digest: str, *, again: str) -> None:
-    """Refuse a pack whose modules were edited since, which no version tells."""
+    """Refuse a pack whose modules were edited since, which no version shows."""
     from hpctrain.pack.contents import digest_editable, find_environment
 
     environment = find_environment([Path(place) for place in pack.further])

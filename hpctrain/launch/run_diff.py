@@ -42,7 +42,7 @@ def compare_runs(first: RunPaths, second: RunPaths) -> list[Difference]:
     """Return how two runs differ.
 
     Not collective. Values of ``train_loop_config`` are read from ``spec.pkl``, which is this user's
-    own; of somebody else's run it is only known that they differ.
+    own; of another user's run it is only known that they differ.
 
     Raises
     ------
@@ -73,14 +73,14 @@ def compare_sources(first: RunPaths, second: RunPaths) -> str:
     Raises
     ------
     ConfigError
-        If one of the runs is somebody else's, or keeps no modules.
+        If one of the runs is another user's, or keeps no modules.
     """
     both = []
     for paths in (first, second):
         spec = read_own_spec(paths)
         if spec is None or not spec.sources:
             raise ConfigError(
-                f"{paths.root} keeps no modules: it is somebody else's, of an older hpctrain, or "
+                f"{paths.root} keeps no modules: it is another user's, of an older hpctrain, or "
                 f"RunConfig(snapshot=False) was set, or its function imports none of your own."
             )
         both.append(unpack_sources(spec.sources))

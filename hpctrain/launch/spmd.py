@@ -250,7 +250,7 @@ class _Verdict:
         ):
             code = TrainingFailedError.exit_code
             if is_first and self._body:
-                # Which waits in vain where it is, so that it cannot raise what it shows for all.
+                # Rank 0 hangs where it is, so it cannot raise the error that it shows for all.
                 error = spec.unpack(self._body)
                 log_traceback(error.describe())
                 code = exit_code(error)

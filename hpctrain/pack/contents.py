@@ -173,7 +173,7 @@ def list_members(environment: Environment) -> Iterator[Member]:
 
 
 def digest_editable(environment: Environment) -> str:
-    """Return the digest of the modules that somebody works on; empty if there are none.
+    """Return the digest of the modules that may be edited; empty if there are none.
 
     Not collective. They are those of editable installations, and of `Environment.further`: they may
     change without another version of anything.

@@ -63,8 +63,8 @@ class Walk:
         without
             Files and directories that are left out.
         has_compiled
-            Whether compiled modules belong to it. Of a directory that somebody works in they come
-            and go with its use.
+            Whether compiled modules belong to it. Of a directory that is being edited they come and
+            go with its use.
 
         Raises
         ------

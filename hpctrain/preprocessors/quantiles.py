@@ -1,7 +1,7 @@
 """Exact quantiles of columns that are distributed over ranks, in bounded memory.
 
 The k-th smallest value is found as in a radix sort. Floating-point numbers are mapped to unsigned
-integers of the same order. A pass counts the leading bits; the sum of the counts of all ranks tells
+integers of the same order. A pass counts the leading bits; the sum of the counts of all ranks shows
 in which bin the k-th value lies; the next pass counts the following bits of the values in that bin
 only. When few values are left, they are gathered. So the result is exact, and memory holds little
 but counts: two passes for some million rows, at most five for one column.

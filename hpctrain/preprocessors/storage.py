@@ -76,7 +76,7 @@ def load(directory: str | PathLike[str], *, trusted: bool = False) -> Preprocess
     directory
         A directory, such as that of a checkpoint.
     trusted
-        Whether to unpickle functions and objects of other packages even if somebody else can have
+        Whether to unpickle functions and objects of other packages even if another user can have
         written them. Unpickling runs code.
 
     Raises

@@ -1,4 +1,4 @@
-"""`RunFacts`: what the files of a run directory tell, and which of them are damaged."""
+"""`RunFacts`: what the files of a run directory contain, and which of them are damaged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the files of a run directory tell. Times are seconds since the epoch."""
+    """What the files of a run directory contain. Times are seconds since the epoch."""
 
     name: str
     path: str
@@ -108,7 +108,7 @@ class RunFacts:
 
 
 def read_facts(paths: RunPaths) -> RunFacts:
-    """Return what the files of a run directory tell. Not collective.
+    """Return what the files of a run directory contain. Not collective.
 
     It reads whatever can be read, and never raises because of what a file holds.
     """

@@ -10,7 +10,7 @@ from itertools import pairwise
 from hpctrain.printable import show_controls
 
 UNKNOWN = "not known"
-"""Stands for what no file tells."""
+"""Stands for what no file contains."""
 # Of a value that has a line of its own.
 _LONG = 100
 

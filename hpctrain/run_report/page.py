@@ -151,7 +151,7 @@ def _damage(found: Sequence[str]) -> str:
     lines = "".join(f"<li>{to_html(what)}</li>" for what in found)
     return (
         '<aside class="damage" aria-label="Damaged files"><p>Some files are missing, damaged or '
-        f"still being written. What they would tell is not on this page:</p>"
+        f"still being written. What they would contain is not on this page:</p>"
         f"<ul>{lines}</ul></aside>"
     )
 

@@ -24,7 +24,7 @@ class Width:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one use took. Hours are None where the files do not tell how many there were."""
+    """What one use took. Hours are None where the files do not show how many there were."""
 
     use: Use
     seconds: float
@@ -143,8 +143,8 @@ def find_widths(
 ) -> dict[int | None, Width]:
     """Return what the ranks of each attempt held, for those of which it is known.
 
-    Not collective. None stands for an attempt, or an executor without one, of which no file but the
-    plan tells; an elastic run has none.
+    Not collective. None stands for an attempt, or an executor without one, that only the plan
+    shows; an elastic run has none.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def find_widths(
 
 
 def has_gpus(plan: Mapping[str, Any]) -> bool:
-    """Return whether ranks use GPUs, as far as ``plan.json`` tells. Not collective."""
+    """Return whether ranks use GPUs, as far as ``plan.json`` shows. Not collective."""
     placement = plan.get("launch_plan", {}).get("placement")
     return isinstance(placement, dict) and bool(_count(placement.get("gpus_per_task")))
 

@@ -1,4 +1,4 @@
-"""`SweepFacts`: what the files of a sweep and of its trials tell, and which of them are damaged."""
+"""`SweepFacts`: what the files of a sweep and its trials contain, and which of them are damaged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TrialFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFacts:
-    """What the files of a sweep tell."""
+    """What the files of a sweep contain."""
 
     name: str
     path: str
@@ -117,7 +117,7 @@ class SweepFacts:
 
 
 def read_sweep_facts(paths: SweepPaths) -> SweepFacts:
-    """Return what the files of a sweep tell. Not collective.
+    """Return what the files of a sweep contain. Not collective.
 
     Lines and trials that cannot be read are left out, and named.
 

@@ -42,7 +42,7 @@ MEANINGS = {
     Use.ENDING: "from the last report to the end of the attempt, or to the last news of it",
     Use.RESTART: "from the end of an attempt to the next one in the same job",
     Use.STOPPED: "nothing ran and no job waited, until fit() was called again",
-    Use.OTHER: "the rest, and what the files do not tell, such as an attempt without a report",
+    Use.OTHER: "the rest, and what the files do not show, such as an attempt without a report",
 }
 _MOST_ROWS = 200
 # Of all the time, of what has a row of its own.
@@ -54,7 +54,7 @@ def time_use(runs: Sequence[RunFacts], labels: Sequence[str]) -> Html:
     parts = [_side_by_side(runs, labels)] if len(runs) > 1 else []
     for run, label in zip(runs, labels, strict=True):
         if not run.intervals:
-            why = "It has not begun." if run.began_at is None else "The ledger tells nothing."
+            why = "It has not begun." if run.began_at is None else "The ledger contains nothing."
             parts.append(Html(f"<h3>{to_html(label)}</h3><p>{why}</p>"))
             continue
         if len(runs) > 1:
@@ -154,7 +154,7 @@ def _hours(run: RunFacts) -> Html:
     used = run.efficiency
     if used.core_hours is None:
         return Html(
-            "<p>Core-hours and GPU-hours: not known, as no file tells how many CPUs and GPUs the "
+            "<p>Core-hours and GPU-hours: not known, as no file shows how many CPUs and GPUs the "
             "ranks of every attempt had.</p>"
         )
     if used.has_unknown_attempts:
@@ -187,7 +187,7 @@ def _checkpoint_time(run: RunFacts) -> str:
         of_loop = "what held the training up, saving before report() included, is above"
         return f"{took}; {of_loop}" if known else "how long the commits took is not known"
     return (
-        "part of the training: the files do not tell whether the ranks waited for a checkpoint "
+        "part of the training: the files do not show whether the ranks waited for a checkpoint "
         f"(SYNC), or trained meanwhile (ASYNC){f'; {took}' if known else ''}"
     )
 
@@ -281,5 +281,5 @@ def _no_end(record: AttemptRecord, run: RunFacts) -> Html:
         return Html("unknown: its executor was killed before it could write why, or could not")
     return Html(
         f"none is recorded: it runs, or its executor was killed after {moment(run.until)}, the "
-        f"last news; hpctrain status tells which"
+        f"last news; hpctrain status shows which"
     )

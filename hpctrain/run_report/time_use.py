@@ -30,7 +30,7 @@ class Use(str, Enum):
     STOPPED = "stopped"
     """Nothing ran and no job waited, until a person called ``fit()`` again."""
     OTHER = "other"
-    """The rest, also what the files do not tell, such as an attempt without a report."""
+    """The rest, also what the files do not show, such as an attempt without a report."""
 
 
 @dataclass(frozen=True, kw_only=True)

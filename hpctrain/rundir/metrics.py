@@ -92,7 +92,7 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def say_if_cut(paths: RunPaths, status: RunStatus, *, last: int) -> None:
-    """Log it if metrics are lost, as `explain_cut` tells. Not collective."""
+    """Log it if metrics are lost, as `explain_cut` finds. Not collective."""
     if cut := explain_cut(status, last=last):
         log(f"warning: {paths.metrics} is damaged: {cut}.")
 

@@ -141,7 +141,7 @@ def make_below(path: Path, make: Callable[[Path], T], *, staging: Path | None = 
     try:
         return make(path)
     except FileNotFoundError:
-        # Rarely: another rank was here before, and then nothing was asked in vain. Neither
+        # Rare: mostly another rank has made the parents, so they are not checked for first. Neither
         # checkpoints/ nor the run are made again: a run that was removed stays so.
         make_directory(path.parent, below=(staging or path).parents[1])
         return make(path)

@@ -115,7 +115,7 @@ class SklearnCheckpoint(ModelCheckpoint[Any]):
         Parameters
         ----------
         trusted
-            Further types to create, as ``module.Class``, even if somebody else can have written
+            Further types to create, as ``module.Class``, even if another user can have written
             them. True allows all types, and a pickle.
 
         Raises

@@ -60,7 +60,7 @@ class SklearnPredictor(Predictor):
         checkpoint
             A checkpoint with ``model.skops``, or the pickle ``model`` of Ray Train.
         trusted
-            Further types to create, as ``module.Class``, even if somebody else can have written
+            Further types to create, as ``module.Class``, even if another user can have written
             them. True allows all types, and a pickle.
         trust_preprocessor
             Whether to unpickle functions and objects in its preprocessor, which runs code.

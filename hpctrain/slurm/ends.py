@@ -43,7 +43,7 @@ _STATES = {
         "Submit it again, or with a partition or QOS that is not preempted",
     ),
     "REVOKED": End("another cluster of the federation runs it"),
-    "CANCELLED": End("somebody cancelled it, or Slurm did because it could never start"),
+    "CANCELLED": End("a person cancelled it, or Slurm did because it could never start"),
 }
 _NOT_STARTED = 53
 _NEVER_BEGAN = End(

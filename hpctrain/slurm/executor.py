@@ -28,7 +28,7 @@ class SubmissionError(Exception):
 
 
 # Not submit() of a function: submitit's own runner would import it, NumPy and asyncio into the job
-# and keep a pickle of a result that nobody reads, for 0.2 s of every start. What is used in its
+# and keep a pickle of a result that is not read, for 0.2 s of every start. What is used in its
 # place are the methods by which submitit's plug-ins differ from one another; their names begin with
 # an underscore, so pyproject.toml bounds the version, and tests/slurm/test_executor.py calls them.
 class ScriptExecutor(submitit.SlurmExecutor):

@@ -162,8 +162,8 @@ def read_own_job(*, patience_s: float) -> Job | None:
 def refuse_ended_allocation() -> None:
     """Refuse to start ranks in an allocation that has ended. Not collective.
 
-    What tells of an allocation are variables, which outlive it in a terminal multiplexer that was
-    started inside.
+    The variables that describe an allocation outlive it in a terminal multiplexer that was started
+    inside.
 
     Raises
     ------

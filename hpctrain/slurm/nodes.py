@@ -68,7 +68,7 @@ class SlurmNodes:
         """Return whether a process starts on a node of the job. Not collective."""
         argv = node_test_argv(node, is_slice=bool(self._only))
         try:
-            # A step that is refused for what another one still holds tells nothing of the node.
+            # A step that is refused for what another one still holds says nothing about the node.
             retry(
                 lambda: ask_slurm(argv, timeout_s=timeouts.NODE_TEST_S),
                 patience_s=timeouts.NODE_TEST_RETRY_S,

@@ -220,7 +220,7 @@ def _find_accounted(job_id: str) -> Job:
             raise
         raise LaunchError(
             f"Slurm has forgotten job {job_id} (it keeps jobs for MinJobAge after their end), and "
-            f"there is no accounting here that could tell: {error}"
+            f"there is no accounting here that could show it: {error}"
         ) from error
     if job is None:
         raise LaunchError(f"Slurm knows no job {job_id}, and its accounting has none either.")

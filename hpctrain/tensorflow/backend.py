@@ -23,7 +23,7 @@ class TensorflowBackend(Backend):
     """Says in TF_CONFIG where all ranks are: what ``MultiWorkerMirroredStrategy()`` reads.
 
     TensorFlow's worker is the MPI rank. It listens on a port that the kernel chose, without
-    authentication: whoever reaches the node's network can speak to it.
+    authentication: any process that reaches the node's network can speak to it.
     """
 
     def on_start(self, context: BackendContext, config: TensorflowConfig) -> None:
@@ -81,7 +81,7 @@ class TensorflowBackend(Backend):
 
 
 def _reserve_port() -> int:
-    """Return a port that nobody else gets while this process lives. Not collective.
+    """Return a port that no other process gets while this one lives. Not collective.
 
     TensorFlow listens on it later, when the training function makes the strategy. Both sockets say
     SO_REUSEADDR (gRPC always does), so both may be bound to it while this one does not listen.

@@ -54,7 +54,7 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
     report_metrics_on
         When metrics are reported without a checkpoint; those of `checkpoint_on` need not be here.
     metrics
-        What is reported: None is all that Keras tells, a list of names, or a mapping of new names
+        What is reported: None is all that Keras gives, a list of names, or a mapping of new names
         to them.
     validation
         Whether, and how, checkpoints are validated beside the training, as in `hpctrain.report`.
@@ -155,7 +155,7 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
         if missing := [name for name in names.values() if name not in logs]:
             raise ConfigError(
                 f"ReportCheckpointCallback(metrics=...) names {', '.join(map(repr, missing))}, and "
-                f"Keras tells {', '.join(map(repr, logs)) or 'nothing'} here."
+                f"Keras gives {', '.join(map(repr, logs)) or 'nothing'} here."
             )
         return {new: float(logs[name]) for new, name in names.items()}
 

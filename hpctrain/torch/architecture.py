@@ -75,7 +75,7 @@ def read_architecture(
     weights
         What is stored beside it.
     trusted
-        Whether the pickle may be opened though somebody else can have written it.
+        Whether the pickle may be opened though another user can have written it.
 
     Raises
     ------

@@ -165,7 +165,7 @@ class TorchCheckpoint(Checkpoint):
             A model of the same architecture, whose weights are replaced, or a function that makes
             one. None takes the module of the checkpoint.
         trusted
-            Whether a pickle may be opened though somebody else can have written it. That runs code.
+            Whether a pickle may be opened though another user can have written it. That runs code.
 
         Raises
         ------

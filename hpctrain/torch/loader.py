@@ -102,7 +102,7 @@ class ShardSampler(ShareSampler):
 
     def _draw(self) -> list[Any]:
         # A rank that has looked at the data would else have drawn once more than the others, which
-        # counts if the sampler has a state that nobody can seed.
+        # counts if the sampler has a state without a seed.
         if self._kept is None or self._kept[0] != self.epoch:
             self._kept = None
             order = self._order.draw(self.epoch, seed=self.seed + self.epoch)

@@ -89,7 +89,7 @@ class TorchPredictor(Predictor):
         use_gpu
             Whether to compute on a GPU.
         trust_preprocessor
-            Whether functions and objects in its preprocessor may be unpickled though somebody else
+            Whether functions and objects in its preprocessor may be unpickled though another user
             can have written them, which runs code.
         trusted
             The same for the model.

@@ -207,7 +207,7 @@ def _select_device(context: BackendContext) -> str:
 
 
 def _gloo_interface(context: BackendContext) -> dict[str, str]:
-    """Return what tells Gloo where to listen, if it would listen at another address than it should.
+    """Return variables that set where Gloo listens, if it would listen at another address.
 
     By itself it listens at the address that the host's own name stands for.
     """

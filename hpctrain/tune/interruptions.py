@@ -16,7 +16,7 @@ class Interruptions:
     """Returns why the job of this process is about to end: the sweep stops, and goes on later;
     empty as long as it is not."""
     why_leave: Callable[[], str] = lambda: ""
-    """Returns why a person has asked for the same; empty as long as nobody has."""
+    """Returns why a person has asked for the same; empty until then."""
     find_stopped: Callable[[], Collection[str]] = lambda: ()
     """Returns the names of the trials that a person has stopped for good."""
     is_urgent: Callable[[], bool] = lambda: False

@@ -30,7 +30,7 @@ class JobLife(LifeTest):
     """Finds out whether the job of a trial waits or runs, from its files as far as possible.
 
     Slurm is asked of jobs that wait, and of those whose executors are silent. What says that a job
-    is over is asked of Slurm again, so that no run is taken for dead that is queued again.
+    is over is asked of Slurm again, so that a run that is queued again is not considered dead.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ class TunerLife:
         Raises
         ------
         SupersededError
-            If one has: this process was suspended for so long that it was taken for dead.
+            If one has: this process was suspended for so long that it was considered dead.
         """
         if self._claim is not None and was_taken_over(RunPaths(self._paths.root), self._claim):
             raise SupersededError(

@@ -37,8 +37,8 @@ def is_recording() -> bool:
 def recorded_collectives(*, has_failed: bool = False) -> list[dict[str, Any]]:
     """Return the JSON objects of the groups of this rank. Not collective.
 
-    It is empty where nothing is recorded, or the record cannot be read: whoever asks is explaining
-    something worse.
+    It is empty where nothing is recorded, or the record cannot be read: callers are explaining a
+    worse error.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process of this machine, by its number."""
+"""What the kernel shows of a process of this machine, by its number."""
 
 from __future__ import annotations
 

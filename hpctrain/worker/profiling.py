@@ -1,4 +1,4 @@
-"""Profile this rank while it runs, because somebody asks: ``hpctrain profile``."""
+"""Profile this rank while it runs, when ``hpctrain profile`` asks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StepProfiler(Protocol):
     def start(self, steps: int, *, until: float, finish: Callable[[Path | str], None]) -> None:
         """Profile the next steps; give a trace's file away, or why there is none.
 
-        Called in any thread. The file is moved. After `until`, in seconds since the epoch, nobody
-        waits for it any more.
+        Called in any thread. The file is moved. After `until`, in seconds since the epoch, it is
+        not waited for any more.
         """
 
 

@@ -134,7 +134,7 @@ def test_training_ends_after_the_report_at_which_it_should_stop(tmp_path: Path) 
             {"checkpoint_on": "epoch_over"},
             r"checkpoint_on has 'epoch_over'\. Keras has train_begin",
         ),
-        ({"metrics": ["auc"]}, r"names 'auc', and Keras tells 'loss', 'mae'"),
+        ({"metrics": ["auc"]}, r"names 'auc', and Keras gives 'loss', 'mae'"),
     ],
 )
 def test_an_event_or_a_metric_that_does_not_exist_is_named(

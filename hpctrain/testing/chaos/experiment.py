@@ -97,7 +97,7 @@ class Experiment:
         if not is_finished(result.outcome) or result.troubles:
             said = result.log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
             raise ConfigError(
-                f"{script.path} does not finish even if nobody disturbs it: "
+                f"{script.path} does not finish even without faults: "
                 f"{', '.join(result.troubles) or 'no run of it is finished'}. Mend that first. "
                 f"The end of {result.log}:\n" + "\n".join(said)
             )
@@ -123,7 +123,7 @@ class Experiment:
         verdict = self.disturb([])
         if not verdict.passed:
             raise ConfigError(
-                f"two runs of {self.script.path} differ although nobody disturbed them: "
+                f"two runs of {self.script.path} differ although neither had a fault: "
                 f"{'; '.join(verdict.problems)}. Fix its seeds; leave out metrics that are times "
                 f"with --ignore NAME."
             )

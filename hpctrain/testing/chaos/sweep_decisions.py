@@ -59,7 +59,7 @@ def wrong_decisions(
                 stopped.setdefault(name, set()).add(number)
     for name, trial in read_record(SweepPaths(root=root)).trials.items():
         if trial.stopped_after is not None and trial.stopped_after not in decided.get(name, ()):
-            yield f"{name} was stopped after report {trial.stopped_after}, and nobody decided so"
+            yield f"{name} was stopped after report {trial.stopped_after}, and no decision says so"
         if trial.stopped_after is None and name in stopped and trial.reports > max(stopped[name]):
             yield f"{name} went on after report {max(stopped[name])}, and was to stop"
 

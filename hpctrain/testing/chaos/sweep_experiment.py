@@ -93,7 +93,7 @@ class SweepExperiment:
         )
         if problems := experiment._judge(result, folder / "undisturbed"):
             raise ConfigError(
-                f"the sweep of {script.path} is wrong even if nobody disturbs it: "
+                f"the sweep of {script.path} is wrong even without faults: "
                 f"{'; '.join(problems)}. See {result.log}."
             )
         return experiment

@@ -1,6 +1,6 @@
 """Processes of a flat cluster that outlive its daemons.
 
-There, nothing but their environment and their ancestors tells its processes from others.
+There, only their environment and their ancestors distinguish its processes from others.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Namespaces:
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], BOOT_TIMEOUT_S)[0]:
             raise ClusterError(
-                f"Waited {BOOT_TIMEOUT_S:g} s in vain for {node} to boot.{tail(log)}"
+                f"{node} did not boot within {BOOT_TIMEOUT_S:g} s.{tail(log)}"
             )
         # The pipe ends without a word when the node dies.
         if process.stdout.readline() != b"ready\n":

@@ -92,7 +92,7 @@ def wait_until(
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise ClusterError(f"Waited {timeout_s:g} s in vain for {what}.{tail(log)}")
+            raise ClusterError(f"Timed out after {timeout_s:g} s waiting for {what}.{tail(log)}")
         time.sleep(POLL_INTERVAL_S)
 
 

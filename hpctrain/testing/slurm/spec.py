@@ -47,7 +47,7 @@ class ClusterSpec:
     memory_limits: bool = False
     """The kernel kills what uses more memory than its job asked for; needs cgroup v1."""
     slurmd_timeout_s: int = 5
-    """Seconds after which Slurm takes a silent node for dead; 300 at most sites."""
+    """Seconds after which Slurm considers a silent node dead; 300 at most sites."""
     mpi_default: str = "none"
     """Default of ``srun --mpi``; Slurm's own is ``none``."""
 

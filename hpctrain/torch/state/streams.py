@@ -77,7 +77,7 @@ def pin(memory: Slots | Ring, tensors: Iterable[torch.Tensor]) -> None:
     Parameters
     ----------
     memory
-        What is copied into. It is let go when nobody uses it any more.
+        What is copied into. It is let go once it is not used any more.
     tensors
         What is copied; if none of them is CUDA's, nothing is done.
     """
@@ -91,8 +91,8 @@ def pin(memory: Slots | Ring, tensors: Iterable[torch.Tensor]) -> None:
         if int(runtime.cudaHostRegister(address, len(memory.memory), _PORTABLE)) == 0:
             weakref.finalize(memory, _unpin, address, device)
             return
-        # CUDA keeps the error for whoever asks next (cudaGetLastError), which torch does after
-        # each kernel: this one gets it instead of the model's.
+        # CUDA keeps the error for the next call of cudaGetLastError, which torch makes after each
+        # kernel: this kernel gets it instead of one of the model.
         with suppress(RuntimeError):
             torch.zeros(1, device=device)
 

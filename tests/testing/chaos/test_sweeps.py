@@ -149,7 +149,7 @@ def test_decisions_that_the_scheduler_does_not_make_are_found(place: Path) -> No
     edit(notes, go_on)
     assert "where the scheduler decides STOP" in wrong(notes, root)[0]
     edit(notes, lambda lines: [line for line in lines if line["call"] == "add"])
-    assert "and nobody decided so" in wrong(notes, root)[0]
+    assert "and no decision says so" in wrong(notes, root)[0]
 
 
 def test_what_an_earlier_process_let_go_on_need_not_stop(place: Path) -> None:

@@ -73,8 +73,8 @@ class StateWriter(StorageWriter):
         """
         if not kwargs.get("use_collectives", True):
             raise ConfigError(
-                "use_collectives=False: without them nobody knows all files of a state. Leave it "
-                "out; with StateWriter what ranks tell each other is small."
+                "use_collectives=False: without them no rank knows all files of a state. Leave it "
+                "out; with StateWriter what ranks send each other is small."
             )
         if is_coordinator and (self._directory / INDEX_NAME).exists():
             raise ConfigError(

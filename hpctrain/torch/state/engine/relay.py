@@ -22,7 +22,7 @@ from hpctrain.torch.state.engine.transport import Pending, Transport
 from hpctrain.torch.state.layout.block_targets import BlockTarget, FileTargets
 from hpctrain.torch.state.layout.load_plan import Block, Transfer
 
-# Long messages get on only while somebody asks for them.
+# Long messages advance only while a thread asks for their state.
 _PAUSE_S = 2e-4
 
 
@@ -242,7 +242,7 @@ _unfinished: list[Outgoing | Incoming] = []
 def relay(outgoing: Outgoing, incoming: Incoming, *, timeout_s: float) -> None:
     """Go on with both until all is done. Collective.
 
-    What fails on one rank is named in `damage`, so that no rank waits in vain.
+    What fails on one rank is named in `damage`, so that no rank waits for ever.
 
     Raises
     ------

@@ -58,7 +58,8 @@ class Snapshots:
         torch.set_num_threads(torch.get_num_threads())
         self._slots: Slots | None = None
         self._copies: SnapshotCopies | None = None
-        # Weak: who copies or writes a snapshot keeps it, and then nothing is to be waited for.
+        # Weak: the thread that copies or writes a snapshot keeps it; afterwards nothing is to be
+        # waited for.
         self._newest: weakref.ref[Snapshot] | None = None
         self._watched: list[weakref.ref[Any]] = []
 
@@ -114,7 +115,7 @@ class Snapshots:
         return snapshot
 
     def _forget(self, _: object) -> None:
-        """Let go of what is prepared for a model that nobody else has any more."""
+        """Let go of what is prepared for a model that was deleted."""
         self._copies = None
 
     def _newest_alive(self) -> Snapshot | None:
@@ -189,11 +190,11 @@ class Snapshot:
             self._close(None)
 
     def discard(self) -> None:
-        """Free the memory, and let everybody go on. Not collective."""
+        """Free the memory, and release all waiters. Not collective."""
         self._close(None)
 
     def wait_until_copied(self, blocks: int | None = None) -> None:
-        """Wait until all blocks are copied, or so many, or nobody wants them any more.
+        """Wait until all blocks are copied, or so many, or the snapshot is closed.
 
         Not collective.
 
@@ -205,7 +206,7 @@ class Snapshot:
         self._wait(lambda: self.is_copied(blocks))
 
     def is_copied(self, blocks: int | None = None) -> bool:
-        """Return whether all blocks are copied, or so many, or nobody wants them any more.
+        """Return whether all blocks are copied, or so many, or the snapshot is closed.
 
         Not collective.
         """

@@ -30,7 +30,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        # Weak: who copies a snapshot keeps it, and once nobody does, nothing is to be waited for.
+        # Weak: the thread that copies a snapshot keeps it; afterwards nothing is to be waited for.
         self._waits: list[tuple[weakref.ref[Awaited], int | None]] = []
 
     @staticmethod
@@ -64,7 +64,7 @@ class Gate:
                 self._waits.remove(wait)
 
     def __reduce__(self) -> tuple[type[Gate], tuple[()]]:
-        # Of a model that is copied or pickled, hooks and all: nobody copies that one.
+        # Of a model that is copied or pickled, hooks and all: no snapshot is taken of that one.
         return Gate, ()
 
 

@@ -97,7 +97,7 @@ class _GroupTransport:
 
 
 class _Waiting:
-    """A thread that waits for what gloo has begun, in order: gloo does not tell what is done.
+    """A thread that waits for what gloo has begun, in order: gloo does not show what is done.
 
     It ends with this object, and does not keep a process from its end.
     """
@@ -149,7 +149,7 @@ def _host_group() -> ProcessGroup:
 
     global _host_groups
     default: ProcessGroup = distributed.distributed_c10d._get_default_group()
-    # After destroy_process_group() torch gives the same names again, so names do not tell.
+    # After destroy_process_group() torch gives the same names again, so names do not identify it.
     if _host_groups is not None and _host_groups[0]() is default:
         group = _host_groups[1]()
         if group is not None:

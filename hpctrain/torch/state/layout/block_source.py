@@ -43,7 +43,7 @@ class BlockSource:
         """Copy a block's data, as they are now, into memory. Not collective.
 
         Any thread may call it. Python's lock is held while a part is copied, which takes less time
-        than to get it again, and given away while whoever takes the parts hashes them.
+        than to get it again, and given away while the caller hashes the parts.
 
         Parameters
         ----------

@@ -48,7 +48,7 @@ PLANNING = "save_state()"
 def plan_save(state: FlatState, *, communicator: Communicator, stage: str = PLANNING) -> SavePlan:
     """Share a state out over the ranks.
 
-    Collective: ranks tell each other a digest of what they hold, and all of it the first time. So
+    Collective: ranks send each other a digest of what they hold, and all of it the first time. So
     the state of some ranks alone may change from call to call.
 
     Tensors that are sharded are written by who holds them. Those that are replicated are shared

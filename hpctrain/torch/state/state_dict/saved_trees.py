@@ -107,7 +107,7 @@ class SavedTrees:
                 elif shapes and (kind == SHARDED if knows_shards else shape in shapes):
                     raise CheckpointError(
                         f"{name} of shape {list(shape)} is not there yet, and beside DTensors only "
-                        f"optimizers tell how theirs are sharded. Make it first, an optimizer's by "
+                        f"optimizers show how theirs are sharded. Make it first, an optimizer's by "
                         f"a step, or give model= and optimizer= themselves."
                     )
                 else:
