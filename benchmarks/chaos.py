@@ -42,7 +42,7 @@ from arms import describe_machine
 
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
-from hpctrain.testing.chaos.experiment import Experiment, Verdict
+from hpctrain.testing.chaos.experiment import Comparison, Experiment
 from hpctrain.testing.chaos.fault import Fault
 from hpctrain.testing.chaos.kinds import KINDS
 from hpctrain.testing.chaos.trial import Script
@@ -109,11 +109,11 @@ def strike_each(
     def strike_once(number: int) -> dict[str, Any]:
         chance = random.Random(f"{arguments.seed} {number}")
         fault = KINDS[kinds[number]].draw(experiment.undisturbed.trace, chance)
-        verdict = experiment.disturb([fault])
-        row = describe(number, fault, verdict)
+        comparison = experiment.disturb([fault])
+        row = describe(number, fault, comparison)
         print(json.dumps(row), file=sys.stderr, flush=True)
-        trial = verdict.result.log.parent
-        if not verdict.passed and arguments.keep is not None:
+        trial = comparison.result.log.parent
+        if not comparison.passed and arguments.keep is not None:
             shutil.copytree(trial, arguments.keep / str(number))
         shutil.rmtree(trial)
         return row
@@ -123,15 +123,15 @@ def strike_each(
         return list(pool.map(strike_once, range(len(kinds))))
 
 
-def describe(number: int, fault: Fault, verdict: Verdict) -> dict[str, Any]:
-    result = verdict.result
+def describe(number: int, fault: Fault, comparison: Comparison) -> dict[str, Any]:
+    result = comparison.result
     (run,) = result.outcome.values()
     return {
         "number": number,
         "fault": str(fault),
         "kind": fault.kind,
-        "passed": verdict.passed,
-        "problems": list(verdict.problems),
+        "passed": comparison.passed,
+        "problems": list(comparison.problems),
         "starts": result.starts,
         "attempts": result.attempts,
         "resumed_from": run.first_reports,

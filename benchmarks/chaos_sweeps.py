@@ -87,16 +87,16 @@ def strike(
         kinds = [chance.choice(kinds_for(scheduler, cluster)) for _ in range(chance.randint(1, 3))]
         faults = [SWEEP_KINDS[kind].draw(experiment.undisturbed.trace, chance) for kind in kinds]
         pause_s = chance.choice([0.0, chance.uniform(0, _LONGEST_PAUSE_S)])
-        verdict = experiment.disturb(faults, pause_s=pause_s)
-        result = verdict.result
+        comparison = experiment.disturb(faults, pause_s=pause_s)
+        result = comparison.result
         row = {
             "number": number,
             "scheduler": scheduler,
             "faults": [str(fault) for fault in faults],
             "kinds": kinds,
             "came_about": list(result.came_about),
-            "passed": verdict.passed,
-            "problems": list(verdict.problems),
+            "passed": comparison.passed,
+            "problems": list(comparison.problems),
             "starts": result.starts,
             "attempts": result.attempts,
             "seconds": round(result.seconds, 1),
@@ -104,7 +104,7 @@ def strike(
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
         place = result.log.parent
-        if not verdict.passed and arguments.keep is not None:
+        if not comparison.passed and arguments.keep is not None:
             shutil.copytree(place, arguments.keep / str(number), dirs_exist_ok=True)
         shutil.rmtree(place)
     return rows

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from hpctrain import environ, timeouts
 from hpctrain.execute.fence import Fence
-from hpctrain.execute.health import Verdict
+from hpctrain.execute.health import NodeHealth
 from hpctrain.log import log
 from hpctrain.rundir.announcement import announce, announcements
 from hpctrain.rundir.directory import HeldDirectory
@@ -290,12 +290,12 @@ class ExecutorRecord:
         if present is not None and present.job_id == self.status.job_id:
             self.change(job_id=job_id)
 
-    def note_health(self, verdict: Verdict) -> None:
+    def note_health(self, health: NodeHealth) -> None:
         """Write down what is wrong with nodes, and log what does not end the run."""
         of = {"job_id": self.status.job_id, "attempt": self.status.attempt}
-        for node, reason in verdict.bad.items():
+        for node, reason in health.bad.items():
             self.note("node-bad", node=node, reason=reason, **of)
-        for node, reason in verdict.doubtful.items():
+        for node, reason in health.doubtful.items():
             self.note("node-doubtful", node=node, reason=reason, **of)
             log(f"{node} is used, but {reason}.")
 

@@ -29,7 +29,7 @@ _ENDED = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class NodeHealth:
     """What is wrong with nodes, by their names."""
 
     bad: Mapping[str, str]
@@ -50,7 +50,7 @@ def judge(
     *,
     num_nodes: int = 0,
     gpus_on: Callable[[str], int] = lambda _: 0,
-) -> Verdict:
+) -> NodeHealth:
     """Return what is wrong with the nodes of an attempt. Pure.
 
     Not collective. What all nodes share is not a fault of one of them: where the storage is full
@@ -98,15 +98,15 @@ def judge(
     if len(bad) == num_nodes and len(reasons := set(bad.values())) == 1:
         reason = reasons.pop()
         if reason.startswith(NOT_SEEN):
-            return Verdict(bad={}, doubtful=doubtful, unseen=reason.removeprefix(NOT_SEEN))
-    return Verdict(bad=bad, doubtful=doubtful)
+            return NodeHealth(bad={}, doubtful=doubtful, unseen=reason.removeprefix(NOT_SEEN))
+    return NodeHealth(bad=bad, doubtful=doubtful)
 
 
-def explain_bad_nodes(verdict: Verdict, *, in_allocation: bool) -> str:
+def explain_bad_nodes(health: NodeHealth, *, in_allocation: bool) -> str:
     """Return the message for nodes that cannot be used. Not collective."""
-    bad = verdict.bad
-    if verdict.unseen:
-        return explain_invisible("no node of this job sees", verdict.unseen)
+    bad = health.bad
+    if health.unseen:
+        return explain_invisible("no node of this job sees", health.unseen)
     text = "; ".join(f"{node} cannot be used: {reason}" for node, reason in bad.items())
     if not in_allocation:
         return f"{text}. Make it usable, then run the same script again."
@@ -202,7 +202,7 @@ class Health:
             reason = f"its storage does not answer, {describe(after_s)} after its ranks have begun"
             self.reports[node]["complaint"] = reason
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> NodeHealth:
         """Return what is wrong as far as it is known."""
         of_all = 0 if self._is_slice else self._num_nodes
         return judge(self.reports, num_nodes=of_all, gpus_on=self._gpus_on)

@@ -11,7 +11,7 @@ from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.rendezvous import WorkerMetadata
-from hpctrain.worker.commits import Verdict
+from hpctrain.worker.commits import CommitOutcome
 from hpctrain.worker.report import Session
 
 
@@ -40,7 +40,7 @@ class InlineRanks:
         if op == "checkpoints":
             self.session.receive_checkpoints(details["report"], json.loads(body))
         elif op == "committed":
-            self.session.decide(details["report"], Verdict(details["path"], details["error"]))
+            self.session.decide(details["report"], CommitOutcome(details["path"], details["error"]))
         elif op == "slot":
             self.session.writing.begin(details["number"])
 

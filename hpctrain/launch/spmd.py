@@ -208,7 +208,7 @@ def _open(request: Request, world: World) -> tuple[_Opening, Coordinator | None]
     return opening, coordinator
 
 
-class _Verdict:
+class _RunError:
     """Rank 0's error of a run that has failed, and the end of ranks that do not receive it."""
 
     def __init__(self, world: World) -> None:
@@ -266,7 +266,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     assert start is not None
     assert coordinator is not None
     export_thread_counts(settings)
-    verdict = _Verdict(world)
+    run_error = _RunError(world)
     credentials = Credentials(
         coordinator.secret, run=str(opening.paths.root), attempt=start.attempt
     )
@@ -274,7 +274,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
     if world.local_rank == 0 and world.node_rank > 0:
         relay = NodeRelay(coordinator, credentials, world)
     _await_ranks(comm)
-    link = _connect(coordinator, credentials, world, verdict)
+    link = _connect(coordinator, credentials, world, run_error)
     training = LinkedTraining(
         link,
         world=world,
@@ -294,12 +294,12 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
         training.run(comm)
         answer = link.next_command()
     except BaseException as error:
-        raise verdict.error(training.post_failure(error)) from error
+        raise run_error.error(training.post_failure(error)) from error
     finally:
         if previous is not None:
             signal.signal(signal.SIGUSR2, previous)
     if answer is None:
-        raise verdict.error("rank 0 is gone")
+        raise run_error.error("rank 0 is gone")
     link.post("bye")
     link.close()
     if relay is not None:
@@ -312,30 +312,30 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
 
 
 def _connect(
-    coordinator: CoordinatorAddress, credentials: Credentials, world: World, verdict: _Verdict
+    coordinator: CoordinatorAddress, credentials: Credentials, world: World, run_error: _RunError
 ) -> Link:
-    """Return the link of this rank, over which rank 0 sends its verdict. Not collective."""
+    """Return the link of this rank, over which rank 0 sends its error. Not collective."""
     sock, seal = connect_rank(coordinator, credentials, world)
     is_relayed = seal is None and world.node_rank > 0
 
     def lose() -> None:
-        if not is_relayed or verdict.is_received:
-            verdict.lose_rank_0()
+        if not is_relayed or run_error.is_received:
+            run_error.lose_rank_0()
             return
         # Either rank 0 is gone, or the rank through which this one is connected; then rank 0 can
         # still send why the run has failed.
         try:
             again = connect_to_rank_0(coordinator, credentials, timeout_s=timeouts.SPMD_END_S)
         except LaunchError:
-            verdict.lose_rank_0()
+            run_error.lose_rank_0()
         else:
-            open_link(*again, on_lost=verdict.lose_rank_0).introduce(
+            open_link(*again, on_lost=run_error.lose_rank_0).introduce(
                 world.world_rank, hello_details(world)
             )
 
     def open_link(sock: socket.socket, seal: Seal | None, on_lost: Callable[[], None]) -> Link:
         link = Link(sock, attempt=world.attempt, on_lost=on_lost, seal=seal)
-        link.handle("run-failed", verdict.receive)
+        link.handle("run-failed", run_error.receive)
         return link
 
     return open_link(sock, seal, lose)

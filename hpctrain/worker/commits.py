@@ -21,7 +21,7 @@ _LAST_MOMENT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CommitOutcome:
     """What became of a checkpoint."""
 
     path: str | None
@@ -55,7 +55,7 @@ class Commits:
         self._timeout_s = timeout_s
         self._change = threading.Condition()
         self._flights: dict[int, _Flight] = {}
-        self._verdicts: dict[int, Verdict] = {}
+        self._outcomes: dict[int, CommitOutcome] = {}
         self._found: tuple[int, Sequence[Any]] | None = None
         self.newest = newest
         """Report and path of the newest checkpoint that this rank knows to be complete."""
@@ -98,17 +98,17 @@ class Commits:
             If it could not be committed, or was not in time.
         """
         with self._change:
-            if not wait_for(self._change, lambda: report in self._verdicts, self._timeout_s):
-                # Its verdict is not needed any more.
+            if not wait_for(self._change, lambda: report in self._outcomes, self._timeout_s):
+                # Its outcome is not needed any more.
                 self._flights.pop(report, None)
                 raise CheckpointError(
                     f"rank {self._rank} waited {self._timeout_s:.0f} s in report {report} for its "
                     f"checkpoint: not every rank made this report. "
                     f"SyncConfig(sync_timeout=...) sets how long to wait."
                 )
-            verdict = self._verdicts.pop(report)
-        if verdict.path is None:
-            raise _not_committed(report, verdict)
+            outcome = self._outcomes.pop(report)
+        if outcome.path is None:
+            raise _not_committed(report, outcome)
 
     def wait_for_all(self) -> bool:
         """Wait until none is under way; return whether that is so, and nothing went wrong."""
@@ -199,19 +199,19 @@ class Commits:
 
     # Called from the thread of the link.
 
-    def decide(self, report: int, verdict: Verdict) -> Upload | None:
+    def decide(self, report: int, outcome: CommitOutcome) -> Upload | None:
         """Record what became of a checkpoint; return what was uploaded in the background.
 
         Not collective.
         """
         with self._change:
-            if verdict.path is not None and report > self.newest[0]:
-                self.newest = (report, verdict.path)
+            if outcome.path is not None and report > self.newest[0]:
+                self.newest = (report, outcome.path)
             flight = self._flights.pop(report, None)
             if flight is not None and not flight.upload.is_behind:
-                self._verdicts[report] = verdict
-            elif flight is not None and verdict.path is None:
-                self.failure = self.failure or _not_committed(report, verdict)
+                self._outcomes[report] = outcome
+            elif flight is not None and outcome.path is None:
+                self.failure = self.failure or _not_committed(report, outcome)
             self._change.notify_all()
         return flight.upload if flight is not None and flight.upload.is_behind else None
 
@@ -222,5 +222,5 @@ class Commits:
             self._change.notify_all()
 
 
-def _not_committed(report: int, verdict: Verdict) -> CheckpointError:
-    return CheckpointError(f"the checkpoint of report {report} was not committed: {verdict.error}")
+def _not_committed(report: int, outcome: CommitOutcome) -> CheckpointError:
+    return CheckpointError(f"the checkpoint of report {report} was not committed: {outcome.error}")

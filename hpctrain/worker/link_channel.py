@@ -6,7 +6,7 @@ import json
 
 from hpctrain.control.link import Link
 from hpctrain.control.wire import Frame
-from hpctrain.worker.commits import Verdict
+from hpctrain.worker.commits import CommitOutcome
 from hpctrain.worker.import_watch import ImportWatch
 from hpctrain.worker.report import Session
 
@@ -77,7 +77,7 @@ def connect_session(link: Link, session: Session) -> None:
 
     def decide(frame: Frame) -> None:
         header = frame.header
-        session.decide(header["report"], Verdict(header["path"], header["error"]))
+        session.decide(header["report"], CommitOutcome(header["path"], header["error"]))
 
     def begin_slot(frame: Frame) -> None:
         session.writing.begin(frame.header["number"])

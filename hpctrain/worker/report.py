@@ -16,7 +16,7 @@ from hpctrain.metric_names import PartialMetrics
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.channel import Channel
 from hpctrain.worker.collective_count import CollectiveCount
-from hpctrain.worker.commits import Commits, Verdict
+from hpctrain.worker.commits import CommitOutcome, Commits
 from hpctrain.worker.exact_stop import ExactStop
 from hpctrain.worker.metrics import MetricsFile, encode_line, encode_metrics
 from hpctrain.worker.part_writer import PartWriter
@@ -308,12 +308,12 @@ class Session:
         self._leave = leave
         self._count.stop_after(report, unwind=unwind)
 
-    def decide(self, report: int, verdict: Verdict) -> None:
+    def decide(self, report: int, outcome: CommitOutcome) -> None:
         """Record what became of a checkpoint."""
-        upload = self._commits.decide(report, verdict)
+        upload = self._commits.decide(report, outcome)
         if upload is None:
             return
-        if verdict.path is not None:
+        if outcome.path is not None:
             self.parts.begin_in_background(upload.delete_source)
         else:
             self.parts.begin_in_background(lambda: self.parts.drop(upload))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.testing.chaos.experiment import Experiment, Verdict
+from hpctrain.testing.chaos.experiment import Comparison, Experiment
 from hpctrain.testing.chaos.fault import Fault
 from hpctrain.testing.chaos.kinds import KINDS
 from hpctrain.testing.chaos.trial import Script
@@ -86,14 +86,14 @@ def with_states(begin: Begin) -> Experiment:
 
 
 @pytest.fixture
-def survive(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
+def survive(request: pytest.FixtureRequest) -> Callable[..., Comparison]:
     """Disturb an experiment; fail unless it ends like the undisturbed run."""
 
-    def check(experiment: Experiment, *faults: Fault) -> Verdict:
-        verdict = experiment.disturb(faults)
-        assert verdict.passed, f"{replay(request.node.name)}\n{verdict.explain()}"
-        assert all(verdict.result.came_about), verdict.explain()
-        return verdict
+    def check(experiment: Experiment, *faults: Fault) -> Comparison:
+        comparison = experiment.disturb(faults)
+        assert comparison.passed, f"{replay(request.node.name)}\n{comparison.explain()}"
+        assert all(comparison.result.came_about), comparison.explain()
+        return comparison
 
     yield check
     # Later tests find the nodes as they were.

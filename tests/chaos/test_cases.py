@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain.testing.chaos.experiment import Experiment, Verdict
+from hpctrain.testing.chaos.experiment import Comparison, Experiment
 from hpctrain.testing.chaos.fault import Fault, Point
 from hpctrain.testing.chaos.kinds import KINDS
 
-Survive = Callable[..., Verdict]
+Survive = Callable[..., Comparison]
 Drawn = Callable[..., list[Fault]]
 
 NUM_COMMIT_POINTS = 10
@@ -55,17 +55,17 @@ def test_a_run_on_this_machine_survives(
     local: Experiment, survive: Survive, drawn: Drawn, kind: str
 ) -> None:
     (fault,) = drawn(local, kind)
-    verdict = survive(local, fault)
+    comparison = survive(local, fault)
     # There the executor is the process of the user's script.
     struck = fault.kind == "kill-executor" or fault.point.role == "executor"
-    assert verdict.result.starts == (2 if struck else 1)
+    assert comparison.result.starts == (2 if struck else 1)
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("kind", CLUSTER)
 def test_a_job_survives(on_cluster: Experiment, survive: Survive, drawn: Drawn, kind: str) -> None:
-    verdict = survive(on_cluster, *drawn(on_cluster, kind))
-    assert verdict.result.starts == 1, "nobody had to start it again"
+    comparison = survive(on_cluster, *drawn(on_cluster, kind))
+    assert comparison.result.starts == 1, "nobody had to start it again"
 
 
 @pytest.mark.long
@@ -74,9 +74,9 @@ def test_a_job_survives(on_cluster: Experiment, survive: Survive, drawn: Drawn, 
 def test_a_job_on_one_node_survives(
     on_one_node: Experiment, survive: Survive, drawn: Drawn, kind: str
 ) -> None:
-    verdict = survive(on_one_node, *drawn(on_one_node, kind))
-    assert verdict.result.starts == 1
-    assert verdict.result.attempts == 2
+    comparison = survive(on_one_node, *drawn(on_one_node, kind))
+    assert comparison.result.starts == 1
+    assert comparison.result.attempts == 2
 
 
 @pytest.mark.slurm
@@ -84,8 +84,8 @@ def test_a_job_on_one_node_survives(
 def test_a_job_with_a_spare_node_survives(
     with_spare_node: Experiment, survive: Survive, drawn: Drawn, kind: str
 ) -> None:
-    verdict = survive(with_spare_node, *drawn(with_spare_node, kind))
-    assert verdict.result.starts == 1
+    comparison = survive(with_spare_node, *drawn(with_spare_node, kind))
+    assert comparison.result.starts == 1
 
 
 @pytest.mark.long
@@ -95,9 +95,9 @@ def test_a_job_that_is_warned_of_its_end_twice_leaves_and_goes_on(
 ) -> None:
     kind = KINDS["stop-signal"]
     warnings = [kind.at(at_report(rank, number)) for rank, number in ((1, 3), (2, 8))]
-    verdict = survive(paced, *warnings)
-    assert verdict.result.starts == 1
-    (run,) = verdict.result.outcome.values()
+    comparison = survive(paced, *warnings)
+    assert comparison.result.starts == 1
+    (run,) = comparison.result.outcome.values()
     first, *resumed = run.first_reports
     assert first == 0
     # It saved where it left, and not at its next turn.
@@ -111,9 +111,9 @@ def test_a_job_survives_a_kill_at_each_stage_of_a_commit(
 ) -> None:
     points = stages_of_second_commit(on_cluster)
     chosen = points[round(number * (len(points) - 1) / (NUM_COMMIT_POINTS - 1))]
-    verdict = survive(on_cluster, KINDS["kill-commit"].at(chosen))
-    assert verdict.result.starts == 1
-    assert verdict.result.attempts == 2
+    comparison = survive(on_cluster, KINDS["kill-commit"].at(chosen))
+    assert comparison.result.starts == 1
+    assert comparison.result.attempts == 2
 
 
 @pytest.mark.slurm
@@ -127,8 +127,8 @@ def test_a_checkpoint_counts_from_the_rename_that_makes_it_visible(
         if point.path.endswith("/checkpoints/000006") and point.moment == moment
         if point.op == "rename"
     ]
-    verdict = survive(on_cluster, KINDS["kill-commit"].at(point))
-    (run,) = verdict.result.outcome.values()
+    comparison = survive(on_cluster, KINDS["kill-commit"].at(point))
+    (run,) = comparison.result.outcome.values()
     assert run.first_reports == [0, resumed_from]
 
 
@@ -147,8 +147,8 @@ def test_a_job_survives_a_kill_anywhere(
     on_cluster: Experiment, survive: Survive, drawn: Drawn, number: int
 ) -> None:
     kind = ("kill-rank", "kill-commit")[number % 2]
-    verdict = survive(on_cluster, *drawn(on_cluster, kind, salt=number))
-    assert verdict.result.starts == 1
+    comparison = survive(on_cluster, *drawn(on_cluster, kind, salt=number))
+    assert comparison.result.starts == 1
 
 
 @pytest.mark.mpi
@@ -164,9 +164,9 @@ def test_a_rank_that_makes_no_progress_is_given_up(
     watched: Experiment, survive: Survive, drawn: Drawn
 ) -> None:
     (fault,) = drawn(watched, "stop-rank")
-    verdict = survive(watched, fault)
-    assert verdict.result.starts == 1
-    (run,) = verdict.result.outcome.values()
+    comparison = survive(watched, fault)
+    assert comparison.result.starts == 1
+    (run,) = comparison.result.outcome.values()
     causes = [event["cause"] for event in run.events if event["event"] == "attempt-ended"]
     number = fault.point.role.removeprefix("rank-")
     assert f"rank {number} of 3" in causes[0]

@@ -14,7 +14,7 @@ from hpctrain.execute.health import (
     DOUBTFUL_SKEW_S,
     LEAST_FREE_BYTES,
     Health,
-    Verdict,
+    NodeHealth,
     bad_nodes,
     explain_bad_nodes,
     judge,
@@ -125,7 +125,7 @@ def test_what_agents_print_tells_of_nodes_that_cannot_reach_the_executor():
 
 def test_the_message_names_node_reason_and_how_to_leave_it_out():
     bad = {"node2": "its /tmp is full", "node3": "it is gone"}
-    verdict = Verdict(bad=bad, doubtful={})
+    verdict = NodeHealth(bad=bad, doubtful={})
     assert explain_bad_nodes(verdict, in_allocation=True) == (
         "node2 cannot be used: its /tmp is full; node3 cannot be used: it is gone. Tell the site; "
         "until it is repaired, leave it out with "

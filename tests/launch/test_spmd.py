@@ -132,9 +132,9 @@ def failed(error: BaseException) -> Frame:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_raises_the_error_that_rank_0_sent(aborts: Aborts, rank: int):
-    verdict = spmd._Verdict(world(rank))
-    verdict.receive(failed(WorkerError("rank 1 of 2 on node1 failed")))
-    error = verdict.error("something else")
+    run_error = spmd._RunError(world(rank))
+    run_error.receive(failed(WorkerError("rank 1 of 2 on node1 failed")))
+    error = run_error.error("something else")
     assert isinstance(error, WorkerError)
     assert error.is_shown_elsewhere is (rank > 0)
     assert aborts.codes == []
@@ -144,7 +144,7 @@ def test_a_rank_that_receives_nothing_of_rank_0_raises_its_own_error(
     aborts: Aborts, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(spmd.timeouts, "SPMD_END_S", 0.01)
-    error = spmd._Verdict(world(1)).error("rank 1 failed")
+    error = spmd._RunError(world(1)).error("rank 1 failed")
     assert isinstance(error, TrainingFailedError)
     assert str(error) == "rank 1 failed"
 
@@ -154,7 +154,7 @@ def test_a_rank_that_hangs_is_aborted_and_rank_0_shows_the_error(
     aborts: Aborts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
 ):
     monkeypatch.setattr(spmd.timeouts, "SPMD_END_S", 0.01)
-    spmd._Verdict(world(rank)).receive(failed(WorkerError("rank 1 of 2 on node1 failed")))
+    spmd._RunError(world(rank)).receive(failed(WorkerError("rank 1 of 2 on node1 failed")))
     assert aborts.done.wait(30)
     assert aborts.codes == [TrainingFailedError.exit_code]
     shown = capsys.readouterr().err
@@ -166,5 +166,5 @@ def test_a_rank_that_hangs_when_rank_0_is_gone_is_aborted(
     aborts: Aborts, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(spmd.timeouts, "SPMD_END_S", 0.01)
-    spmd._Verdict(world(1)).lose_rank_0()
+    spmd._RunError(world(1)).lose_rank_0()
     assert aborts.codes == [TrainingFailedError.exit_code]

@@ -24,7 +24,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import StagedFile, StagedPart
 from hpctrain.worker import collective_count
-from hpctrain.worker.commits import MAX_IN_FLIGHT, Verdict
+from hpctrain.worker.commits import MAX_IN_FLIGHT, CommitOutcome
 from hpctrain.worker.metrics import encode_metrics
 from hpctrain.worker.report import Session
 from hpctrain.worker.report_count import LeaveTraining
@@ -47,7 +47,7 @@ class FakeExecutor:
         self.signs: list[str] = []
         self.waits: list[Any] = []
         self.slots: list[tuple[int, bool]] = []
-        self.decide: Callable[[int], Verdict | None] = lambda number: None
+        self.decide: Callable[[int], CommitOutcome | None] = lambda number: None
 
     def report(self, line: bytes) -> None:
         assert line.endswith(b"\n")
@@ -59,10 +59,10 @@ class FakeExecutor:
     def part(self, report: int, part: bytes) -> None:
         self.parts[report] = StagedPart.from_bytes(part)
         self.staged[report] = list(self.parts[report].files)
-        verdict = self.decide(report)
-        if verdict is not None:
+        outcome = self.decide(report)
+        if outcome is not None:
             assert self.session is not None
-            self.session.decide(report, verdict)
+            self.session.decide(report, outcome)
 
     def ask(self, report: int) -> None:
         assert self.session is not None
@@ -235,11 +235,11 @@ def test_numbers_go_on_after_a_resume(start: Start, executor: FakeExecutor, tmp_
     assert [(r["attempt"], r["report"]) for r in executor.reports] == [(2, 14), (2, 15)]
 
 
-def commit_to(directory: Path) -> Callable[[int], Verdict]:
-    def decide(number: int) -> Verdict:
+def commit_to(directory: Path) -> Callable[[int], CommitOutcome]:
+    def decide(number: int) -> CommitOutcome:
         target = directory / f"{number:06d}"
         target.mkdir()
-        return Verdict(str(target), None)
+        return CommitOutcome(str(target), None)
 
     return decide
 
@@ -317,7 +317,7 @@ def test_a_rank_with_nothing_to_save_gives_an_empty_part_without_the_preprocesso
 def test_a_commit_that_failed_is_told_with_its_reason(
     start: Start, paths: RunPaths, executor: FakeExecutor, model: Path
 ):
-    executor.decide = lambda number: Verdict(None, "Permission denied (/x)")
+    executor.decide = lambda number: CommitOutcome(None, "Permission denied (/x)")
     session = start(first_report=2)
     message = r"checkpoint of report 3 was not committed: Permission denied \(/x\)"
     with pytest.raises(CheckpointError, match=message):
@@ -494,7 +494,7 @@ def test_who_cannot_write_its_metrics_gives_no_part_and_the_others_are_told(
     monkeypatch: pytest.MonkeyPatch,
     mode: CheckpointUploadMode,
 ):
-    executor.decide = lambda number: Verdict(None, str(executor.parts[number].error))
+    executor.decide = lambda number: CommitOutcome(None, str(executor.parts[number].error))
     session = start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", full_disk)
@@ -730,7 +730,7 @@ def test_an_error_behind_the_training_function_is_raised_by_what_it_does_next(
 def test_a_commit_that_failed_behind_is_raised_by_the_next_report(
     start: Start, executor: FakeExecutor, model: Path
 ):
-    executor.decide = lambda number: Verdict(None, "No space left on device (/x)")
+    executor.decide = lambda number: CommitOutcome(None, "No space left on device (/x)")
     session = start()
     session.report({}, part_of(model, ASYNC))
     wait_until(lambda: session._commits.failure is not None)
@@ -772,7 +772,7 @@ def test_what_goes_wrong_behind_is_raised_by_the_next_report(
         raise ValueError("no such directory")
 
     monkeypatch.setattr(Upload, "delete_source", fail)
-    executor.decide = lambda number: Verdict(str(model), None)
+    executor.decide = lambda number: CommitOutcome(str(model), None)
     session = start()
     session.report({}, part_of(model, ASYNC))
     wait_until(lambda: session._commits.failure is not None)
@@ -865,7 +865,7 @@ def test_the_callers_directory_is_deleted_only_if_that_was_asked_for_and_after_t
     there: list[bool] = []
     commit = commit_to(paths.checkpoints)
 
-    def decide(number: int) -> Verdict:
+    def decide(number: int) -> CommitOutcome:
         there.append(model.exists())
         return commit(number)
 
@@ -881,7 +881,7 @@ def test_the_callers_directory_is_deleted_only_if_that_was_asked_for_and_after_t
 def test_the_callers_directory_stays_if_its_checkpoint_was_not_committed(
     start: Start, executor: FakeExecutor, model: Path
 ):
-    executor.decide = lambda number: Verdict(None, "full")
+    executor.decide = lambda number: CommitOutcome(None, "full")
     with pytest.raises(CheckpointError):
         start().report({}, part_of(model, delete_local=True))
     assert model.exists()
@@ -954,7 +954,7 @@ def test_news_of_others_checkpoints_is_news_and_never_goes_back(
     session.decide(2, decide(2))
     session.decide(1, decide(1))
     assert session.checkpoint == Checkpoint(paths.checkpoints / "000002")
-    assert session._commits._verdicts == {}
+    assert session._commits._outcomes == {}
 
 
 def test_a_checkpoint_that_is_not_kept_any_more_makes_way_for_the_newer_one(
@@ -990,7 +990,7 @@ def test_a_checkpoint_is_a_phase_and_heartbeats_are_sent_once_a_second(
     start: Start, executor: FakeExecutor, model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     session = start()
-    executor.decide = lambda number: Verdict(None, "the disk is full")
+    executor.decide = lambda number: CommitOutcome(None, "the disk is full")
     with pytest.raises(CheckpointError):
         session.report({}, part_of(model))
     assert executor.signs == ["checkpoint", "training"]

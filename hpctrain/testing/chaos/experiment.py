@@ -19,8 +19,8 @@ _SPARE_STORAGE_MIB = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Verdict of a trial with faults."""
+class Comparison:
+    """A trial with faults, compared with the run without."""
 
     result: TrialResult
     problems: tuple[str, ...]
@@ -120,15 +120,15 @@ class Experiment:
         ConfigError
             If two undisturbed runs differ, so that no disturbed one could be judged.
         """
-        verdict = self.disturb([])
-        if not verdict.passed:
+        comparison = self.disturb([])
+        if not comparison.passed:
             raise ConfigError(
                 f"two runs of {self.script.path} differ although neither had a fault: "
-                f"{'; '.join(verdict.problems)}. Fix its seeds; leave out metrics that are times "
+                f"{'; '.join(comparison.problems)}. Fix its seeds; leave out metrics that are times "
                 f"with --ignore NAME."
             )
 
-    def disturb(self, faults: Sequence[Fault]) -> Verdict:
+    def disturb(self, faults: Sequence[Fault]) -> Comparison:
         """Run the script with faults, and compare. Not collective."""
         trial = Trial(
             self.folder / f"trial-{next(self._numbers):04d}",
@@ -151,7 +151,7 @@ class Experiment:
             problems.append(f"it took {result.attempts} attempts, where {most} are enough")
         if faults and not any(result.came_about):
             problems.append("no fault came about: the run never came by such a point")
-        return Verdict(result=result, problems=tuple(problems))
+        return Comparison(result=result, problems=tuple(problems))
 
     def draw(self, kinds: Sequence[Kind], chance: random.Random, *, count: int = 1) -> list[Fault]:
         """Return random faults. Not collective."""

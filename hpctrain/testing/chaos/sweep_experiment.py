@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain.errors import ConfigError
-from hpctrain.testing.chaos.experiment import Verdict
+from hpctrain.testing.chaos.experiment import Comparison
 from hpctrain.testing.chaos.fault import Fault
 from hpctrain.testing.chaos.outcome import differences, wrong_resumes
 from hpctrain.testing.chaos.sweep_kinds import SWEEP_ACTS, count_attempts
@@ -98,7 +98,7 @@ class SweepExperiment:
             )
         return experiment
 
-    def disturb(self, faults: Sequence[Fault], *, pause_s: float = 0.0) -> Verdict:
+    def disturb(self, faults: Sequence[Fault], *, pause_s: float = 0.0) -> Comparison:
         """Run the script with faults, as often as it takes, and judge the sweep.
 
         Not collective.
@@ -130,7 +130,7 @@ class SweepExperiment:
             now, before = (self._best(self.folder / name) for name in (folder.name, "undisturbed"))
             if now != before:
                 problems.append(f"the best trial is {now}, not {before}")
-        return Verdict(result=result, problems=tuple(problems))
+        return Comparison(result=result, problems=tuple(problems))
 
     def _best(self, folder: Path) -> str | None:
         return best_trial(folder / "storage" / self.script.sweep, self.metric)

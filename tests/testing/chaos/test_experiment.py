@@ -31,20 +31,20 @@ def at_report(rank: int, number: int) -> Point:
 def test_a_script_that_does_not_resume_its_random_state_is_found(tmp_path: Path) -> None:
     experiment = begin(tmp_path, MODEL, "--workers", "2", "--forgetful")
 
-    verdict = experiment.disturb([KINDS["kill-rank"].at(at_report(1, 5))])
+    comparison = experiment.disturb([KINDS["kill-rank"].at(at_report(1, 5))])
 
-    assert not verdict.passed
-    assert any("report 4: loss is" in problem for problem in verdict.problems), verdict.explain()
-    assert any("the last checkpoint differs in" in problem for problem in verdict.problems)
-    assert "kill-rank: rank-1 before report-5" in verdict.explain()
+    assert not comparison.passed
+    assert any("report 4: loss is" in problem for problem in comparison.problems), comparison.explain()
+    assert any("the last checkpoint differs in" in problem for problem in comparison.problems)
+    assert "kill-rank: rank-1 before report-5" in comparison.explain()
 
 
 def test_a_fault_that_never_comes_about_is_not_a_success(tmp_path: Path) -> None:
     experiment = begin(tmp_path, MODEL, "--workers", "2")
 
-    verdict = experiment.disturb([KINDS["kill-rank"].at(at_report(1, 99))])
+    comparison = experiment.disturb([KINDS["kill-rank"].at(at_report(1, 99))])
 
-    assert verdict.problems == ("no fault came about: the run never came by such a point",)
+    assert comparison.problems == ("no fault came about: the run never came by such a point",)
 
 
 def test_a_run_that_nobody_can_save_is_a_failure(tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_a_run_that_nobody_can_save_is_a_failure(tmp_path: Path) -> None:
     )
     experiment = begin(tmp_path, script)
 
-    verdict = experiment.disturb([KINDS["kill-rank"].at(at_report(0, 1))])
+    comparison = experiment.disturb([KINDS["kill-rank"].at(at_report(0, 1))])
 
-    assert any("it is failed, not finished" in problem for problem in verdict.problems)
-    assert verdict.result.starts > 1
+    assert any("it is failed, not finished" in problem for problem in comparison.problems)
+    assert comparison.result.starts > 1
 
 
 def test_an_attempt_too_many_and_what_is_left_behind_are_found(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_an_attempt_too_many_and_what_is_left_behind_are_found(tmp_path: Path) -
     )
     experiment = begin(tmp_path, script)
 
-    verdict = experiment.disturb([KINDS["kill-rank"].at(at_report(0, 1))])
+    comparison = experiment.disturb([KINDS["kill-rank"].at(at_report(0, 1))])
 
-    told = "\n".join(verdict.problems)
+    told = "\n".join(comparison.problems)
     assert "it took 3 attempts, where 2 are enough" in told
     assert re.search(r"left behind: \S+/hpctrain-left", told)
     if can_mount():

@@ -325,6 +325,6 @@ def test_a_trial_that_fails_is_a_difference(tmp_path: Path) -> None:
     experiment = begin_suite(tmp_path, model=MODEL, scheduler="fifo", num_trials=1, args=args)
     kill = SWEEP_KINDS["kill-rank"]
     point = Point(role="trial_00000/rank-0", op="report", path="report-1", moment="before")
-    verdict = experiment.disturb([kill.at(point)] * 4)
-    assert any("trial_00000 failed" in problem for problem in verdict.problems), verdict.explain()
-    assert os.path.exists(verdict.result.log)
+    comparison = experiment.disturb([kill.at(point)] * 4)
+    assert any("trial_00000 failed" in problem for problem in comparison.problems), comparison.explain()
+    assert os.path.exists(comparison.result.log)
