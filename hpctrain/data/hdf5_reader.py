@@ -10,7 +10,7 @@ import numpy as np
 
 from hpctrain.data.chunks import ChunkReader, find_decoder
 from hpctrain.data.known_layouts import Place, known_layouts, remember_layout
-from hpctrain.data.layout import Chunked, Contiguous, Part, Virtual, find_layout
+from hpctrain.data.layout import Chunked, Contiguous, FilePiece, Virtual, find_layout
 from hpctrain.data.open_files import OpenFiles, identity_of
 from hpctrain.data.schema import Column
 from hpctrain.data.slabs import RawFile
@@ -151,7 +151,7 @@ class Hdf5Reader:
                     else:
                         read_through_hdf5(dataset, range(first, last), target)
 
-    def has_rows_like(self, dataset: Any, part: Part) -> bool:
+    def has_rows_like(self, dataset: Any, part: FilePiece) -> bool:
         """Return whether this file still has a part of a virtual dataset. Not collective."""
         source = self._file.get(part.dataset)
         if source is None or source.dtype != dataset.dtype or source.shape[1:] != dataset.shape[1:]:

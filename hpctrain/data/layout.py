@@ -52,7 +52,7 @@ class Chunked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FilePiece:
     """Rows of a virtual dataset."""
 
     rows: range
@@ -66,7 +66,7 @@ class Part:
 class Virtual:
     """Rows of other datasets, without a gap."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[FilePiece, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,8 @@ def _find_virtual(dataset: Any) -> Layout:
         path = dataset.file.filename if name == "." else str(folder / name)
         if "%" in name + mapping.dset_name or not Path(path).exists():
             return Opaque()
-        parts.append(Part(rows=rows, path=path, dataset=mapping.dset_name, source_row=source.start))
+        name, first = mapping.dset_name, source.start
+        parts.append(FilePiece(rows=rows, path=path, dataset=name, source_row=first))
     parts.sort(key=lambda part: part.rows.start)
     borders = [0, *itertools.chain(*((p.rows.start, p.rows.stop) for p in parts)), len(dataset)]
     if any(end != start for end, start in zip(borders[::2], borders[1::2], strict=True)):

@@ -21,7 +21,7 @@ from hpctrain.run_report.markup import (
     to_html,
 )
 from hpctrain.run_report.time_use import Interval, Use
-from hpctrain.run_report.training_parts import Part
+from hpctrain.run_report.training_parts import Activity
 from hpctrain.run_report.training_sections import (
     drawn_parts,
     in_words,
@@ -183,7 +183,7 @@ def _hours(run: RunFacts) -> Html:
 def _checkpoint_time(run: RunFacts) -> str:
     known = [saved.took_s for saved in run.checkpoints if saved.took_s is not None]
     took = f"from report() to the commit, {len(known)} took {format_span(sum(known))} in all"
-    if any(each.part is Part.CHECKPOINT and each.seconds for each in run.efficiency.parts):
+    if any(each.part is Activity.CHECKPOINT and each.seconds for each in run.efficiency.parts):
         of_loop = "what held the training up, saving before report() included, is above"
         return f"{took}; {of_loop}" if known else "how long the commits took is not known"
     return (

@@ -11,7 +11,7 @@ from typing import Any
 from hpctrain.run_report.time_use import Interval, Use
 
 
-class Part(str, Enum):
+class Activity(str, Enum):
     """What the ranks did while they trained."""
 
     COMPUTE = "compute"
@@ -24,7 +24,7 @@ class Part(str, Enum):
     """They waited for other ranks."""
 
 
-WAITS = (Part.DATA, Part.CHECKPOINT, Part.COLLECTIVE)
+WAITS = (Activity.DATA, Activity.CHECKPOINT, Activity.COLLECTIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Wait:
 class AttemptWaits:
     """What is known of the waits of an attempt."""
 
-    waits: Mapping[Part, Wait]
+    waits: Mapping[Activity, Wait]
     """Those that are known."""
     is_of_rank_0: bool = False
     """Whether it is not known of the other ranks."""
@@ -61,7 +61,7 @@ class AttemptWaits:
 class TrainingPart:
     """What one part of the training took, in seconds a rank."""
 
-    part: Part
+    part: Activity
     seconds: float | None
     """None where it is seen in no attempt."""
     unseen_s: float = 0.0
@@ -128,11 +128,11 @@ def split_training(
     total = math.fsum(trained.values())
     parts = [_add(part, trained, waits) for part in WAITS]
     compute = max(0.0, total - math.fsum(each.seconds or 0.0 for each in parts))
-    return TrainingPart(part=Part.COMPUTE, seconds=compute), *parts
+    return TrainingPart(part=Activity.COMPUTE, seconds=compute), *parts
 
 
 def _add(
-    part: Part, trained: Mapping[int, float], waits: Mapping[int, AttemptWaits]
+    part: Activity, trained: Mapping[int, float], waits: Mapping[int, AttemptWaits]
 ) -> TrainingPart:
     seconds: dict[int, float] = {}
     is_of_rank_0, unseen = False, 0.0
@@ -142,7 +142,7 @@ def _add(
             unseen += length
             continue
         is_of_rank_0 = is_of_rank_0 or found.is_of_rank_0
-        if part is Part.COLLECTIVE and found.lacks_collectives:
+        if part is Activity.COLLECTIVE and found.lacks_collectives:
             unseen += length
         seconds[attempt] = found.waits[part].share * _scale(found) * length
     if not seconds:
@@ -170,7 +170,7 @@ def _scale(waits: AttemptWaits) -> float:
 
 
 def _extremes(
-    waits: AttemptWaits, part: Part, length: float
+    waits: AttemptWaits, part: Activity, length: float
 ) -> tuple[tuple[float, int], tuple[float, int]] | tuple[None, None]:
     """Return the seconds of the ranks with the most and the least, if these are two."""
     most, least = waits.waits[part].most, waits.waits[part].least
@@ -189,14 +189,14 @@ def _of_ledger(content: Mapping[str, Any], *, has_gpus: bool) -> AttemptWaits | 
     for part in WAITS:
         if (wait := _wait(content.get(part.value), seconds)) is not None:
             found[part] = wait
-    own = found.pop(Part.COLLECTIVE, None)
+    own = found.pop(Activity.COLLECTIVE, None)
     steps = None if has_gpus else _wait(content.get("steps"), 1.0)
     is_alone = content.get("ranks") == 1
     if steps is not None:
         # Those of torch, and hpctrain's own, which are not in the last collective of a step.
-        found[Part.COLLECTIVE] = steps if own is None or not own.share else _sum(own, steps)
+        found[Activity.COLLECTIVE] = steps if own is None or not own.share else _sum(own, steps)
     elif own is not None and (own.share > 0 or is_alone):
-        found[Part.COLLECTIVE] = own
+        found[Activity.COLLECTIVE] = own
     return AttemptWaits(waits=found, lacks_collectives=steps is None and not is_alone)
 
 

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from hpctrain.run_report.markup import UNKNOWN, Cell, Html, format_span, percent
 from hpctrain.run_report.shares import Efficiency
 from hpctrain.run_report.time_use import Use
-from hpctrain.run_report.training_parts import Part, TrainingPart
+from hpctrain.run_report.training_parts import Activity, TrainingPart
 
 MEANINGS = {
-    Part.COMPUTE: "the rest: the training function ran, and waited for nothing that is seen",
-    Part.DATA: "its loop waited for the next batch",
-    Part.CHECKPOINT: "it was in report(), or saved what it reported next, in checkpoint_dir()",
-    Part.COLLECTIVE: "it waited for other ranks: in the last collective before a step of the "
+    Activity.COMPUTE: "the rest: the training function ran, and waited for nothing that is seen",
+    Activity.DATA: "its loop waited for the next batch",
+    Activity.CHECKPOINT: "it was in report(), or saved what it reported next, in checkpoint_dir()",
+    Activity.COLLECTIVE: "it waited for other ranks: in the last collective before a step of the "
     "optimizer, of which some are looked at, and in hpctrain.collective",
 }
 WHY_UNSEEN = {
-    Part.DATA: "it read data by other means than an iterator of hpctrain",
-    Part.CHECKPOINT: "the ranks did not report it",
-    Part.COLLECTIVE: "no time of a collective is known, or it ran on GPUs beside the loop",
+    Activity.DATA: "it read data by other means than an iterator of hpctrain",
+    Activity.CHECKPOINT: "the ranks did not report it",
+    Activity.COLLECTIVE: "no time of a collective is known, or it ran on GPUs beside the loop",
 }
 
 
@@ -53,7 +53,7 @@ def describe_part(each: TrainingPart) -> str:
     if each.seconds is None:
         return f"not seen, and part of compute: {WHY_UNSEEN[each.part]}"
     text = MEANINGS[each.part]
-    if each.part is not Part.COMPUTE:
+    if each.part is not Activity.COMPUTE:
         text += "; of rank 0 alone, in part" if each.is_of_rank_0 else "; mean of the ranks"
     if each.most is not None and each.least is not None:
         (most, who), (least, other) = each.most, each.least
@@ -62,7 +62,7 @@ def describe_part(each: TrainingPart) -> str:
             f"{format_span(most)} (rank {who})"
         )
     if each.unseen_s:
-        some = ", or only in part" if each.part is Part.COLLECTIVE else ""
+        some = ", or only in part" if each.part is Activity.COLLECTIVE else ""
         text += f"; in {format_span(each.unseen_s)} of the training it is not seen{some}"
     return text
 
@@ -82,7 +82,7 @@ def part_cells(runs: Sequence[Efficiency]) -> Iterator[list[Cell]]:
     by_run = [{each.part: each for each in used.parts} for used in runs]
     if not any(by_run):
         return
-    for part in Part:
+    for part in Activity:
         cells: list[Cell] = [f"training: {part.value}"]
         for used, parts in zip(runs, by_run, strict=True):
             if part not in parts:

@@ -30,7 +30,7 @@ from hpctrain.rundir.staging import (
 UploadFunction = Callable[[Checkpoint, str], Checkpoint]
 
 
-class PartWriter(Protocol):
+class PartContent(Protocol):
     """Writes a rank's part once its report has begun, in place of a directory that is filled."""
 
     @property
@@ -60,7 +60,7 @@ class Upload:
     mode: CheckpointUploadMode
     delete_local: bool = False
     upload_fn: UploadFunction | None = None
-    writer: PartWriter | None = None
+    writer: PartContent | None = None
     """Makes the checkpoint."""
     validation: Mapping[str, Any] | None = None
     """How the checkpoint is to be validated, as of `Manifest`; None if it is not."""

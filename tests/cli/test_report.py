@@ -20,7 +20,7 @@ from hpctrain.run_report.facts import RunFacts
 from hpctrain.run_report.shares import Efficiency, Share
 from hpctrain.run_report.sweep_facts import read_sweep_facts
 from hpctrain.run_report.time_use import Use
-from hpctrain.run_report.training_parts import Part, TrainingPart
+from hpctrain.run_report.training_parts import Activity, TrainingPart
 from hpctrain.tune.ledger import SweepPaths
 from tests.cli.test_json_output import check
 from tests.run_report.sweeps import make_trials, write_sweep
@@ -141,10 +141,10 @@ def test_the_summary_fits_the_terminal(width: int, golden: Any) -> None:
         Share(use=Use.RESTART, seconds=12.5, core_hours=0.25, gpu_hours=0.03),
     )
     parts = (
-        TrainingPart(part=Part.COMPUTE, seconds=68800.0),
-        TrainingPart(part=Part.DATA, seconds=None, unseen_s=86000.0),
-        TrainingPart(part=Part.CHECKPOINT, seconds=4300.0),
-        TrainingPart(part=Part.COLLECTIVE, seconds=12900.0, most=(20000.0, 7), least=(0.0, 3)),
+        TrainingPart(part=Activity.COMPUTE, seconds=68800.0),
+        TrainingPart(part=Activity.DATA, seconds=None, unseen_s=86000.0),
+        TrainingPart(part=Activity.CHECKPOINT, seconds=4300.0),
+        TrainingPart(part=Activity.COLLECTIVE, seconds=12900.0, most=(20000.0, 7), least=(0.0, 3)),
     )
     unknown = Share(use=Use.TRAINING, seconds=7.25, core_hours=None, gpu_hours=None)
     runs = [

@@ -15,7 +15,7 @@ from hpctrain.run_report.curves import Metrics, read_metrics
 from hpctrain.run_report.facts import RunFacts, read_facts
 from hpctrain.run_report.page import label_runs, render_page
 from hpctrain.run_report.time_use import split_time
-from hpctrain.run_report.training_parts import Part
+from hpctrain.run_report.training_parts import Activity
 from hpctrain.rundir.attempts import read_attempts
 from hpctrain.rundir.paths import RunPaths
 from tests.run_report.conftest import ODD
@@ -113,7 +113,7 @@ def test_the_parts_of_the_training_are_shown_with_the_ranks(restarted: RunPaths)
     assert '<span class="use training"' not in page.split("Timeline of")[0]
     parts = tuple(
         replace(each, seconds=2.0, unseen_s=3.0, attempt=1, most=(4.0, 7), least=(0.5, 2))
-        if each.part is Part.COLLECTIVE
+        if each.part is Activity.COLLECTIVE
         else each
         for each in run.efficiency.parts
     )

@@ -12,8 +12,8 @@ import pytest
 
 from hpctrain.run_report.time_use import Interval, Use
 from hpctrain.run_report.training_parts import (
+    Activity,
     AttemptWaits,
-    Part,
     RankShare,
     TrainingPart,
     Wait,
@@ -49,7 +49,7 @@ TRAINED = [
 ]
 
 
-def split(*events: dict[str, Any], has_gpus: bool = False) -> dict[Part, TrainingPart]:
+def split(*events: dict[str, Any], has_gpus: bool = False) -> dict[Activity, TrainingPart]:
     parts = split_training(TRAINED, read_waits(events, [], has_gpus=has_gpus))
     return {each.part: each for each in parts}
 
@@ -63,7 +63,7 @@ def test_the_training_is_split_by_shares_of_its_reports() -> None:
     found = split(event)
     seconds = {part.value: each.seconds for part, each in found.items()}
     assert seconds == {"compute": 9.0, "data": 2.0, "checkpoint": 4.0, "collective": 5.0}
-    data, collective = found[Part.DATA], found[Part.COLLECTIVE]
+    data, collective = found[Activity.DATA], found[Activity.COLLECTIVE]
     assert (data.most, data.least, data.attempt, data.unseen_s) == ((6.0, 2), (1.0, 0), 1, 0.0)
     assert (collective.most, collective.least) == ((8.0, 3), (2.0, 2))
 
@@ -73,28 +73,28 @@ def test_what_is_not_known_is_not_zero() -> None:
         1, ranks=2, seconds=10.0, data=None, checkpoint=CHECKPOINT, collective=NONE, steps=None
     )
     found = split(event)
-    for part in (Part.DATA, Part.COLLECTIVE):
+    for part in (Activity.DATA, Activity.COLLECTIVE):
         assert found[part].seconds is None
         assert found[part].unseen_s == 20.0
-    assert found[Part.COMPUTE].seconds == 16.0
+    assert found[Activity.COMPUTE].seconds == 16.0
 
 
 def test_one_rank_waits_for_no_other() -> None:
     event = ended(
         1, ranks=1, seconds=10.0, data=None, checkpoint=CHECKPOINT, collective=NONE, steps=None
     )
-    assert split(event)[Part.COLLECTIVE].seconds == 0.0
+    assert split(event)[Activity.COLLECTIVE].seconds == 0.0
 
 
 def test_with_gpus_the_calls_of_collectives_say_nothing() -> None:
     steps = amounts(0.25, (0.4, 3), (0.1, 2))
     own = amounts(1.0, (2.0, 0), (0.0, 1))
     event = ended(1, ranks=2, seconds=10.0, collective=NONE, steps=steps)
-    assert split(event)[Part.COLLECTIVE].seconds == 5.0
-    assert split(event, has_gpus=True)[Part.COLLECTIVE].seconds is None
+    assert split(event)[Activity.COLLECTIVE].seconds == 5.0
+    assert split(event, has_gpus=True)[Activity.COLLECTIVE].seconds is None
     event["waits"]["collective"] = own
-    assert split(event)[Part.COLLECTIVE].seconds == 7.0
-    only_own = split(event, has_gpus=True)[Part.COLLECTIVE]
+    assert split(event)[Activity.COLLECTIVE].seconds == 7.0
+    only_own = split(event, has_gpus=True)[Activity.COLLECTIVE]
     assert (only_own.seconds, only_own.unseen_s) == (2.0, 20.0)
 
 
@@ -102,7 +102,7 @@ def test_shares_that_are_too_large_are_made_smaller_for_all_ranks_alike() -> Non
     steps = amounts(0.6, (0.8, 1), (0.4, 0))
     event = ended(1, ranks=2, seconds=10.0, data=amounts(7.0, (8.0, 0), (6.0, 1)), steps=steps)
     found = split(event)
-    for part in (Part.DATA, Part.COLLECTIVE):
+    for part in (Activity.DATA, Activity.COLLECTIVE):
         each = found[part]
         assert each.seconds is not None
         assert each.most is not None
@@ -113,10 +113,10 @@ def test_shares_that_are_too_large_are_made_smaller_for_all_ranks_alike() -> Non
 def test_the_most_of_two_ranks_is_that_of_none() -> None:
     own = amounts(2.0, (3.0, 0), (1.0, 1))
     steps = amounts(0.2, (0.4, 1), (0.1, 0))
-    found = split(ended(1, ranks=2, seconds=10.0, collective=own, steps=steps))[Part.COLLECTIVE]
+    found = split(ended(1, ranks=2, seconds=10.0, collective=own, steps=steps))[Activity.COLLECTIVE]
     assert (found.seconds, found.most, found.least) == (8.0, None, None)
     same = amounts(0.2, (0.4, 0), (0.1, 1))
-    found = split(ended(1, ranks=2, seconds=10.0, collective=own, steps=same))[Part.COLLECTIVE]
+    found = split(ended(1, ranks=2, seconds=10.0, collective=own, steps=same))[Activity.COLLECTIVE]
     assert found.most == (pytest.approx(14.0), 0)
     assert found.least == (pytest.approx(4.0), 1)
 
@@ -132,12 +132,12 @@ def test_without_the_end_in_the_ledger_the_reports_of_rank_0_tell_its_own() -> N
     assert all(each.is_of_rank_0 for each in waits.values())
     trained = [interval(Use.TRAINING, 5, 15, 1), interval(Use.TRAINING, 20, 30, 2)]
     found = {each.part: each for each in split_training(trained, waits)}
-    assert found[Part.DATA].seconds == pytest.approx(1.0)
-    assert found[Part.DATA].unseen_s == 10.0
-    assert found[Part.DATA].most is None
-    assert found[Part.DATA].is_of_rank_0
-    assert found[Part.CHECKPOINT].seconds == pytest.approx(2.5)
-    assert found[Part.COLLECTIVE].seconds is None
+    assert found[Activity.DATA].seconds == pytest.approx(1.0)
+    assert found[Activity.DATA].unseen_s == 10.0
+    assert found[Activity.DATA].most is None
+    assert found[Activity.DATA].is_of_rank_0
+    assert found[Activity.CHECKPOINT].seconds == pytest.approx(2.5)
+    assert found[Activity.COLLECTIVE].seconds is None
 
 
 def test_reports_that_were_made_again_do_not_count() -> None:
@@ -148,7 +148,7 @@ def test_reports_that_were_made_again_do_not_count() -> None:
         line(2, 4, 15.0, [10_500_000, 0, 0]),
     ]
     waits = read_waits([], lines, has_gpus=False)
-    assert waits[2].waits[Part.DATA].share == pytest.approx(0.25)
+    assert waits[2].waits[Activity.DATA].share == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_is_damaged_is_not_known(damage: dict[str, Any]) -> None:
     event = ended(1, **{"ranks": 2, "seconds": 10.0, "data": DATA, **damage})
     # As it comes from a file.
     found = split(json.loads(json.dumps(event)))
-    assert Part.DATA not in found or found[Part.DATA].seconds is None
+    assert Activity.DATA not in found or found[Activity.DATA].seconds is None
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_the_parts_always_make_the_training(
                 intervals.append(interval(use, at, end, attempt))
                 at = end
             if random.random() < 0.7:
-                kinds = [part for part in Part if part is not Part.COMPUTE]
+                kinds = [part for part in Activity if part is not Activity.COMPUTE]
                 known = {
                     part: Wait(
                         share=random.random(),
@@ -221,7 +221,7 @@ def test_the_parts_always_make_the_training(
         trained = {i.attempt: i.seconds for i in intervals if i.use is Use.TRAINING}
         total = math.fsum(trained.values())
         assert math.fsum(each.seconds or 0.0 for each in parts) == pytest.approx(total)
-        assert [each.part for each in parts] == list(Part)
+        assert [each.part for each in parts] == list(Activity)
         for each in parts[1:]:
             # The reference: each attempt by itself, in proportion where the shares are too large.
             expected = unseen = 0.0

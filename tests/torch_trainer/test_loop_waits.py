@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.run_report.facts import read_facts
-from hpctrain.run_report.training_parts import Part
+from hpctrain.run_report.training_parts import Activity
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.torch import TorchTrainer
@@ -83,7 +83,7 @@ def test_a_late_rank_and_a_slow_loader_are_told_apart(tmp_path: Path, prepares: 
     assert waits["steps"]["least"] == [pytest.approx(shares[1], abs=0.15), 1]
     assert shares[0] - shares[1] > 0.4
     parts = {each.part: each for each in read_facts(paths).efficiency.parts}
-    data, collective = parts[Part.DATA], parts[Part.COLLECTIVE]
+    data, collective = parts[Activity.DATA], parts[Activity.COLLECTIVE]
     assert collective.most is not None
     assert collective.most[1] == 0
     assert collective.unseen_s == 0

@@ -109,7 +109,7 @@ class Outgoing:
             return self._reading[0].part.block
         return self._leaving[0].pendings[0][1] if self._leaving else None
 
-    def _parts(self, transfers: Sequence[Transfer]) -> Iterator[_Part]:
+    def _parts(self, transfers: Sequence[Transfer]) -> Iterator[_BlockPiece]:
         for block, group in itertools.groupby(transfers, key=lambda t: t.block):
             start, stop = self._readers[block[0]].layout.extent(block[1])
             wanted = list(group)
@@ -117,9 +117,9 @@ class Outgoing:
                 size = min(PART_BYTES, stop - start - first)
                 cuts = [cut for t in wanted if (cut := _cut(t, first)) is not None]
                 is_last = first + size == stop - start
-                yield _Part(block=block, first=first, size=size, is_last=is_last, cuts=cuts)
+                yield _BlockPiece(block=block, first=first, size=size, is_last=is_last, cuts=cuts)
 
-    def _read(self, part: _Part, memory: memoryview) -> None:
+    def _read(self, part: _BlockPiece, memory: memoryview) -> None:
         number, index = part.block
         reader, target = self._readers[number], self._targets[number].blocks[index]
 
@@ -273,7 +273,7 @@ def text_of(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _BlockPiece:
     """Of a block: as much of it as is read at a time."""
 
     block: Block
@@ -287,7 +287,7 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class _Reading:
-    part: _Part
+    part: _BlockPiece
     memory: memoryview
     future: Future[None]
 

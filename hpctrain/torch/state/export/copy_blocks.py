@@ -36,7 +36,7 @@ class Place(NamedTuple):
     """Of its first byte."""
 
 
-class _Part(NamedTuple):
+class _CopiedRange(NamedTuple):
     """What of a chunk is in a block."""
 
     block: int
@@ -135,20 +135,20 @@ class TensorTargets:
                     f"the site about this one."
                 )
 
-    def _copies(self, part: _Part) -> Iterator[tuple[int, StridedCopy]]:
+    def _copies(self, part: _CopiedRange) -> Iterator[tuple[int, StridedCopy]]:
         file, start = self._places[part.name]
         for copy in part.copies():
             yield self._descriptors[file], copy._replace(target=start + copy.target)
 
 
-def _parts(chunks: Sequence[SavedChunk]) -> Iterator[_Part]:
+def _parts(chunks: Sequence[SavedChunk]) -> Iterator[_CopiedRange]:
     """Give what a file of the checkpoint has of the model, block by block."""
     for chunk in chunks:
         placement = _placement(chunk)
         for block in range(chunk.start // BLOCK_BYTES, -(-chunk.stop // BLOCK_BYTES)):
             start = max(block * BLOCK_BYTES, chunk.start)
             stop = min((block + 1) * BLOCK_BYTES, chunk.stop)
-            yield _Part(
+            yield _CopiedRange(
                 block=block,
                 start=start - block * BLOCK_BYTES,
                 size=stop - start,
@@ -157,7 +157,7 @@ def _parts(chunks: Sequence[SavedChunk]) -> Iterator[_Part]:
             )
 
 
-def _block_of(part: _Part) -> int:
+def _block_of(part: _CopiedRange) -> int:
     return part.block
 
 
