@@ -160,8 +160,8 @@ def interpret_signal(name: str, job: Job | None, *, now: float, notice_s: float)
     return StopNotice(kind=StopKind.PREEMPTION, why=f"job {job.job_id} got {name}")
 
 
-class Continuation(Enum):
-    """How a run goes on when its job ends."""
+class NextJob(Enum):
+    """Which job runs next when the job of a run ends."""
 
     REQUEUE = "requeue"
     """Queue the same job again."""
@@ -173,10 +173,10 @@ class Continuation(Enum):
     """Not by itself: a person decides."""
 
 
-def choose_continuation(
+def choose_next_job(
     job: Job | None, notice: StopNotice, *, restarts: int, is_ours: bool, requeue: bool
-) -> Continuation:
-    """Return how a run goes on whose job is about to end.
+) -> NextJob:
+    """Return which job a run goes on in when its own is about to end.
 
     Not collective.
 
@@ -195,15 +195,15 @@ def choose_continuation(
         Whether the site lets jobs be requeued.
     """
     if job is None:
-        return Continuation.STOP
+        return NextJob.STOP
     if job.restarts > restarts:
-        return Continuation.LEAVE
+        return NextJob.LEAVE
     taken_away = notice.kind is StopKind.PREEMPTION and job.is_preempted
     if not job.is_running:
         # Slurm ends it, and has not queued it again: cancelled by a person, unless it warned before
         # of a reason.
         ended = taken_away or notice.kind is StopKind.TIME_LIMIT
-        return Continuation.SUCCESSOR if is_ours and ended else Continuation.STOP
+        return NextJob.SUCCESSOR if is_ours and ended else NextJob.STOP
     if job.is_batch and job.may_requeue and requeue and (is_ours or taken_away):
-        return Continuation.REQUEUE
-    return Continuation.SUCCESSOR if is_ours else Continuation.STOP
+        return NextJob.REQUEUE
+    return NextJob.SUCCESSOR if is_ours else NextJob.STOP

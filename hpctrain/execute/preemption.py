@@ -10,8 +10,8 @@ from hpctrain import environ, timeouts
 from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, PreemptionError, RunStoppedError, TrainingFailedError
 from hpctrain.execute.failure_policy import (
-    Continuation,
-    choose_continuation,
+    NextJob,
+    choose_next_job,
     decide,
     interpret_signal,
 )
@@ -170,25 +170,25 @@ class Preemption:
             left = max(1.0, min(left, notice.deadline - time.time()))
         job = read_own_job(patience_s=left)
         is_ours = self._plan.launcher == "slurm"
-        how = choose_continuation(
+        how = choose_next_job(
             job,
             notice,
             restarts=environ.restart_count(),
             is_ours=is_ours,
             requeue=self._plan.requeue,
         )
-        if how is Continuation.STOP or job is None:
+        if how is NextJob.STOP or job is None:
             raise stopped from error
         self._run_record.hand_over(recorder.progress())
-        if how is Continuation.REQUEUE:
+        if how is NextJob.REQUEUE:
             refusal = self._requeue(job, why=notice.why, patience_s=left)
             if refusal is not None:
                 if not is_ours:
                     raise stopped from refusal
-                how = Continuation.SUCCESSOR
-        elif how is Continuation.LEAVE:
+                how = NextJob.SUCCESSOR
+        elif how is NextJob.LEAVE:
             self._note_requeued(job, why=notice.why)
-        if how is Continuation.SUCCESSOR:
+        if how is NextJob.SUCCESSOR:
             self._run_record.name_successor(
                 submit_successor(
                     recorder.paths,

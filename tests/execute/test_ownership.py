@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from hpctrain.execute.failure_policy import (
-    Continuation,
+    NextJob,
     StopKind,
     StopNotice,
-    choose_continuation,
+    choose_next_job,
     interpret_signal,
 )
 from hpctrain.execute.ownership import Ownership, judge_ownership
@@ -78,31 +78,31 @@ TIME_LIMIT = StopNotice(kind=StopKind.TIME_LIMIT, why="test")
 @pytest.mark.parametrize(
     ("changes", "notice", "others", "expected"),
     [
-        ({}, TIME_LIMIT, {}, Continuation.REQUEUE),
-        ({}, PREEMPTED, {}, Continuation.REQUEUE),
-        ({"may_requeue": False}, TIME_LIMIT, {}, Continuation.SUCCESSOR),
-        ({}, TIME_LIMIT, {"requeue": False}, Continuation.SUCCESSOR),
-        ({"is_batch": False}, TIME_LIMIT, {"is_ours": False}, Continuation.STOP),
+        ({}, TIME_LIMIT, {}, NextJob.REQUEUE),
+        ({}, PREEMPTED, {}, NextJob.REQUEUE),
+        ({"may_requeue": False}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
+        ({}, TIME_LIMIT, {"requeue": False}, NextJob.SUCCESSOR),
+        ({"is_batch": False}, TIME_LIMIT, {"is_ours": False}, NextJob.STOP),
         # A person's own job: only where Slurm would queue it again itself.
-        ({}, TIME_LIMIT, {"is_ours": False}, Continuation.STOP),
-        ({"is_preempted": True}, PREEMPTED, {"is_ours": False}, Continuation.REQUEUE),
-        ({"state": "COMPLETING", "restarts": 1}, PREEMPTED, {}, Continuation.LEAVE),
-        ({"state": "COMPLETING"}, PREEMPTED, {}, Continuation.STOP),
-        ({"state": "COMPLETING"}, TIME_LIMIT, {}, Continuation.SUCCESSOR),
-        ({"state": "COMPLETING", "is_preempted": True}, PREEMPTED, {}, Continuation.SUCCESSOR),
-        ({"restarts": 1}, TIME_LIMIT, {"restarts": 1}, Continuation.REQUEUE),
+        ({}, TIME_LIMIT, {"is_ours": False}, NextJob.STOP),
+        ({"is_preempted": True}, PREEMPTED, {"is_ours": False}, NextJob.REQUEUE),
+        ({"state": "COMPLETING", "restarts": 1}, PREEMPTED, {}, NextJob.LEAVE),
+        ({"state": "COMPLETING"}, PREEMPTED, {}, NextJob.STOP),
+        ({"state": "COMPLETING"}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
+        ({"state": "COMPLETING", "is_preempted": True}, PREEMPTED, {}, NextJob.SUCCESSOR),
+        ({"restarts": 1}, TIME_LIMIT, {"restarts": 1}, NextJob.REQUEUE),
     ],
 )
 def test_how_a_run_goes_on(
-    changes: dict[str, Any], notice: StopNotice, others: dict[str, Any], expected: Continuation
+    changes: dict[str, Any], notice: StopNotice, others: dict[str, Any], expected: NextJob
 ) -> None:
     arguments = {"restarts": 0, "is_ours": True, "requeue": True} | others
-    assert choose_continuation(replace(RUNNING, **changes), notice, **arguments) is expected
+    assert choose_next_job(replace(RUNNING, **changes), notice, **arguments) is expected
 
 
 def test_outside_of_jobs_a_person_decides() -> None:
-    how = choose_continuation(None, PREEMPTED, restarts=0, is_ours=True, requeue=True)
-    assert how is Continuation.STOP
+    how = choose_next_job(None, PREEMPTED, restarts=0, is_ours=True, requeue=True)
+    assert how is NextJob.STOP
 
 
 def event(name: str, **details: Any) -> dict[str, Any]:
