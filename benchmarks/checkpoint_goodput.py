@@ -1,6 +1,6 @@
 """``goodput``: a rank is killed every minute; how much of the time are steps that count.
 
-Two ranks, 1 GiB of state, steps of 0.3 s, saved behind the training function every few steps. What
+Two ranks, 1 GiB of state, steps of 0.3 s, saved in the background every few steps. What
 counts is each step once, at the median length of a step; from the beginning of the first to the end
 of the last. What this run tells of saves and restarts also gives, by a model, the goodput with a
 failure every ten minutes.

@@ -32,7 +32,7 @@ def barrier(*, timeout_s: float = timeouts.BARRIER_S) -> None:
     WorkerContextError
         Outside of a training function.
     """
-    _meet("barrier()", timeout_s)
+    _await_all_ranks("barrier()", timeout_s)
 
 
 def broadcast_from_rank_zero(data: T, *, timeout_s: float = timeouts.BARRIER_S) -> T:
@@ -51,12 +51,12 @@ def broadcast_from_rank_zero(data: T, *, timeout_s: float = timeouts.BARRIER_S) 
     TrainingFailedError, WorkerContextError
         As in `barrier`.
     """
-    comm = _meet("broadcast_from_rank_zero()", timeout_s)
+    comm = _await_all_ranks("broadcast_from_rank_zero()", timeout_s)
     result: T = comm.bcast(data)
     return result
 
 
-def _meet(call: str, timeout_s: float) -> Any:
+def _await_all_ranks(call: str, timeout_s: float) -> Any:
     """Wait until every rank has called; return their communicator."""
     worker = active_worker(call)
     comm: Any = worker.comm

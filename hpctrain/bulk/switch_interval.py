@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 # A thread that runs Python keeps the lock for 5 ms once another one wants it, by default. That is
 # twice as long as a disk takes for a block, and each block needs the lock a few times.
-_BEHIND_S = 0.0002
-# Who waits for the blocks has nothing else to do; a training function would be interrupted more.
+_BACKGROUND_S = 0.0002
+# A caller that waits for the blocks has nothing else to do; training would be interrupted more.
 _AWAITED_S = 0.00002
 
 _lock = threading.Lock()
@@ -30,7 +30,7 @@ def short_switch_interval(*, awaited: bool = False) -> Iterator[None]:
         Whether the caller waits for the blocks: then sooner still.
     """
     global _interval_before_s
-    interval_s = _AWAITED_S if awaited else _BEHIND_S
+    interval_s = _AWAITED_S if awaited else _BACKGROUND_S
     with _lock:
         if not _active:
             _interval_before_s = sys.getswitchinterval()

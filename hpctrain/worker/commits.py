@@ -208,12 +208,12 @@ class Commits:
             if outcome.path is not None and report > self.newest[0]:
                 self.newest = (report, outcome.path)
             flight = self._flights.pop(report, None)
-            if flight is not None and not flight.upload.is_behind:
+            if flight is not None and not flight.upload.is_async:
                 self._outcomes[report] = outcome
             elif flight is not None and outcome.path is None:
                 self.failure = self.failure or _not_committed(report, outcome)
             self._change.notify_all()
-        return flight.upload if flight is not None and flight.upload.is_behind else None
+        return flight.upload if flight is not None and flight.upload.is_async else None
 
     def receive_all(self, report: int, found: Sequence[Any]) -> None:
         """Record the checkpoints that there are, all up to `report` decided on."""

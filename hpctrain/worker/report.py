@@ -163,7 +163,7 @@ class Session:
                 upload.check(report=self.reports + 1, paths=self._paths)
                 if self.parts.holds_in_scratch(upload):
                     upload = upload.from_scratch()
-                if upload.is_behind:
+                if upload.is_async:
                     self._commits.wait_for_room()
             number = self._count.begin()
             if self._goals is not None and self._goals.is_met(number, content):
@@ -201,8 +201,8 @@ class Session:
                 loop_time.end()
 
     def _report_checkpoint(self, number: int, line: bytes, upload: Upload) -> None:
-        if upload.is_behind:
-            self._report_behind(number, line, upload)
+        if upload.is_async:
+            self._report_async(number, line, upload)
         else:
             self._channel.progress("phase", phase="checkpoint")
             try:
@@ -328,7 +328,7 @@ class Session:
         if self._metrics is not None:
             self._metrics.close()
 
-    def _report_behind(self, number: int, line: bytes, upload: Upload) -> None:
+    def _report_async(self, number: int, line: bytes, upload: Upload) -> None:
         def stage() -> None:
             try:
                 part = self.parts.stage(number, upload)

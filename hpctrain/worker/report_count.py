@@ -41,7 +41,7 @@ class ReportCount:
         self._rank = rank
         self._timeout_s = timeout_s
         self._beat = beat
-        self._turn = threading.Condition()
+        self._change = threading.Condition()
         self._frozen = False
         self._promised = False
         # Whether to a tuner, which decides on each report; and whether it did not answer in time.
@@ -75,10 +75,10 @@ class ReportCount:
         LeaveTraining
             If the last report has been made.
         """
-        with self._turn:
+        with self._change:
             self._await_answer()
             # For the moment in which the executor asks all ranks how far they are.
-            if not wait_for(self._turn, lambda: not self._frozen, self._timeout_s):
+            if not wait_for(self._change, lambda: not self._frozen, self._timeout_s):
                 raise CheckpointError(
                     f"rank {self._rank} waited {self._timeout_s:.0f} s for the executor to say "
                     f"at which report to stop. SyncConfig(sync_timeout=...) sets how long to wait."
@@ -94,7 +94,7 @@ class ReportCount:
 
     def should_stop_after(self, report: int) -> bool:
         """Return whether this rank stops after `report`, and notify the training function of it."""
-        with self._turn:
+        with self._change:
             if report >= self.begun:
                 self._await_answer()
         first = self._stop_at if self._notified_at is None else self._notified_at
@@ -114,7 +114,7 @@ class ReportCount:
             Whether a tuner decides if it ends the run. One that has not answered in time is waited
             for again once it has answered.
         """
-        with self._turn:
+        with self._change:
             if to_tuner and self._has_given_up:
                 return
             self._promised = self._stop_at is None and self._end_at is None
@@ -128,7 +128,7 @@ class ReportCount:
             self._await_tuner()
             return
         timeout_s = min(timeouts.EXACT_STOP_S, self._timeout_s)
-        if not wait_for(self._turn, lambda: not self._promised, timeout_s):
+        if not wait_for(self._change, lambda: not self._promised, timeout_s):
             # The executor does not see it in this way.
             self._promised = False
 
@@ -140,7 +140,7 @@ class ReportCount:
                 self._promised, self._has_given_up = False, True
                 self._say_given_up()
                 return
-            self._turn.wait(min(deadline.left_s, LOOK_INTERVAL_S))
+            self._change.wait(min(deadline.left_s, LOOK_INTERVAL_S))
             self._beat()
 
     def _say_given_up(self) -> None:
@@ -161,26 +161,26 @@ class ReportCount:
         Not collective. Ranks stop one report later: their functions may have asked after the last
         one already. Of one that meets the criterion they have not, and the one before is returned.
         """
-        with self._turn:
+        with self._change:
             self._frozen = True
             return self.begun - 1 if self._promised else self.begun
 
     def go_on_after(self, report: int) -> None:
         """Note that a tuner has decided on a report, and that the run goes on. Not collective."""
-        with self._turn:
+        with self._change:
             self._has_given_up = False
             # One that is frozen waits for where it stops.
             if report >= self.begun and not self._frozen:
                 self._promised = False
-                self._turn.notify_all()
+                self._change.notify_all()
 
     def stop_after(self, report: int | None, *, unwind: bool = True) -> None:
         """Go on until `report`; see `Session.stop_after`."""
-        with self._turn:
+        with self._change:
             # The first command stands: some ranks may have acted on it.
             if self._stop_at is None:
                 self._stop_at = report
             if self._end_at is None and unwind:
                 self._end_at = report
             self._frozen = self._promised = False
-            self._turn.notify_all()
+            self._change.notify_all()

@@ -66,7 +66,7 @@ class Upload:
     """How the checkpoint is to be validated, as of `Manifest`; None if it is not."""
 
     @property
-    def is_behind(self) -> bool:
+    def is_async(self) -> bool:
         """Whether it goes on in the background."""
         return self.mode is CheckpointUploadMode.ASYNC
 

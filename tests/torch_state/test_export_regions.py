@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from hpctrain.torch.state.export.regions import Placement, boxes, slabs
+from hpctrain.torch.state.export.regions import Placement, regions, slabs
 
 
 def test_bytes_of_a_chunk_go_where_numpy_has_them() -> None:
@@ -54,4 +54,4 @@ def test_slabs_are_all_elements_in_order_and_none_is_larger_than_it_may_be() -> 
             assert math.prod(lengths) * 4 <= most
         assert found == list(range(numbers.size))
     assert list(slabs((0, 3), item_bytes=4, most_bytes=4)) == [((0, 0), (0, 3))]
-    assert list(boxes((2, 3), 1, 5)) == [((0, 1), (1, 2)), ((1, 0), (1, 2))]
+    assert list(regions((2, 3), 1, 5)) == [((0, 1), (1, 2)), ((1, 0), (1, 2))]

@@ -158,7 +158,7 @@ _snapshots: WeakKeyDictionary[Session, Snapshots] = WeakKeyDictionary()
 
 
 class RankWriter:
-    """Writes a rank's share of a state: in the report itself, or behind the training function.
+    """Writes a rank's share of a state: in the report itself, or in the background.
 
     Parameters
     ----------

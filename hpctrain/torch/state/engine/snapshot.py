@@ -1,4 +1,4 @@
-"""`Snapshots`: states as they were at one moment, copied and written behind the training function.
+"""`Snapshots`: states as they were at one moment, copied and written in the background.
 
 What only the step of an optimizer changes, its parameters and its state, is copied while forward
 and backward go on, and the step waits until that is done. All else may change at any time, and is
@@ -243,7 +243,7 @@ class Snapshot:
             raise
 
     def copy(self) -> None:
-        """Copy all else, behind the training function. Not collective."""
+        """Copy all else, in the background. Not collective."""
         try:
             with self._stream_events.after():
                 for number, batch in enumerate(self._copies.batches):

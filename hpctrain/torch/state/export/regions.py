@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hpctrain.torch.state.layout.strided_copy import StridedCopy
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]
+Region = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and lengths of a region."""
 
 
@@ -60,7 +60,7 @@ class Placement:
     def copies(self, first: int, last: int) -> Iterator[StridedCopy]:
         """Give what copies some bytes of the chunk; sources count from `first`. Not collective."""
         inner = self.lengths[-1]
-        for offsets, lengths in boxes(self.lengths, first, last):
+        for offsets, lengths in regions(self.lengths, first, last):
             *outer, rows, row_bytes = (1, *lengths) if len(lengths) == 1 else lengths
             target = self.target + _dot(offsets, self.strides)
             source = _dot(offsets, _steps(self.lengths)) - first
@@ -77,7 +77,7 @@ class Placement:
                 source += rows * row_bytes
 
 
-def boxes(shape: Sequence[int], first: int, last: int) -> Iterator[Box]:
+def regions(shape: Sequence[int], first: int, last: int) -> Iterator[Region]:
     """Give the regions that together are the elements from `first` to `last`, in order.
 
     Not collective.
@@ -100,7 +100,7 @@ def boxes(shape: Sequence[int], first: int, last: int) -> Iterator[Box]:
     yield from _in_row(end, rest, 0, last - end * row)
 
 
-def slabs(shape: Sequence[int], *, item_bytes: int, most_bytes: int) -> Iterator[Box]:
+def slabs(shape: Sequence[int], *, item_bytes: int, most_bytes: int) -> Iterator[Region]:
     """Give regions of at most so many bytes that together are all elements, in order.
 
     Not collective. The elements of each lie one after the other. Of nothing there is one region.
@@ -119,8 +119,8 @@ def slabs(shape: Sequence[int], *, item_bytes: int, most_bytes: int) -> Iterator
             yield (start, *(0 for _ in shape[1:])), (length, *shape[1:])
 
 
-def _in_row(index: int, rest: Sequence[int], first: int, last: int) -> Iterator[Box]:
-    for offsets, lengths in boxes(rest, first, last):
+def _in_row(index: int, rest: Sequence[int], first: int, last: int) -> Iterator[Region]:
+    for offsets, lengths in regions(rest, first, last):
         yield (index, *offsets), (1, *lengths)
 
 
