@@ -15,9 +15,11 @@ class RunRecord:
     """Writes ``status.json`` and ``ledger.jsonl``; nothing else in hpctrain does.
 
     While an executor is at work, only its `hpctrain.execute.executor_record.ExecutorRecord` uses
-    this class. Processes that are no executor use it where there is none: ``fit()`` before it
-    begins, ``hpctrain cancel --now``, a supervisor whose executor died, an agent whose executor is
-    lost. What ``submit_successor`` appends is read by the next job before its executor begins.
+    this class. Other processes use it where there is none: ``fit()`` before one begins, one that
+    settles an interrupted submission, a job that cannot open what was submitted or that was never
+    named as the successor, a supervisor whose executor died, an agent whose executor is lost,
+    ``hpctrain cancel --now``, and ``hpctrain status`` if the job is gone. What ``submit_successor``
+    appends is read by the next job before its executor begins.
     """
 
     paths: RunPaths

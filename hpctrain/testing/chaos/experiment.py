@@ -124,8 +124,8 @@ class Experiment:
         if not comparison.passed:
             raise ConfigError(
                 f"two runs of {self.script.path} differ although neither had a fault: "
-                f"{'; '.join(comparison.problems)}. Fix its seeds; leave out metrics that are times "
-                f"with --ignore NAME."
+                f"{'; '.join(comparison.problems)}. Fix its seeds; leave out metrics that are "
+                f"times with --ignore NAME."
             )
 
     def disturb(self, faults: Sequence[Fault]) -> Comparison:

@@ -120,9 +120,7 @@ class Namespaces:
         log = self.layout.log_file(f"boot-{node}")
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], BOOT_TIMEOUT_S)[0]:
-            raise ClusterError(
-                f"{node} did not boot within {BOOT_TIMEOUT_S:g} s.{tail(log)}"
-            )
+            raise ClusterError(f"{node} did not boot within {BOOT_TIMEOUT_S:g} s.{tail(log)}")
         # The pipe ends without a word when the node dies.
         if process.stdout.readline() != b"ready\n":
             raise ClusterError(

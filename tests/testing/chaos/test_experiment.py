@@ -34,7 +34,9 @@ def test_a_script_that_does_not_resume_its_random_state_is_found(tmp_path: Path)
     comparison = experiment.disturb([KINDS["kill-rank"].at(at_report(1, 5))])
 
     assert not comparison.passed
-    assert any("report 4: loss is" in problem for problem in comparison.problems), comparison.explain()
+    assert any("report 4: loss is" in problem for problem in comparison.problems), (
+        comparison.explain()
+    )
     assert any("the last checkpoint differs in" in problem for problem in comparison.problems)
     assert "kill-rank: rank-1 before report-5" in comparison.explain()
 

@@ -326,5 +326,7 @@ def test_a_trial_that_fails_is_a_difference(tmp_path: Path) -> None:
     kill = SWEEP_KINDS["kill-rank"]
     point = Point(role="trial_00000/rank-0", op="report", path="report-1", moment="before")
     comparison = experiment.disturb([kill.at(point)] * 4)
-    assert any("trial_00000 failed" in problem for problem in comparison.problems), comparison.explain()
+    assert any("trial_00000 failed" in problem for problem in comparison.problems), (
+        comparison.explain()
+    )
     assert os.path.exists(comparison.result.log)
