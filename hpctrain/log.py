@@ -65,6 +65,7 @@ def drain_output(*, timeout_s: float = 1.0) -> None:
     pipe.
     """
     flush_output()
+    # Not own_time.Deadline: that module is on the same layer.
     deadline = time.monotonic() + timeout_s
     for descriptor in (1, 2):
         while _waits_in_pipe(descriptor) and time.monotonic() < deadline:

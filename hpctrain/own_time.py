@@ -7,6 +7,7 @@ may have been suspended too: so a long gap between two readings of the clock cou
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from collections.abc import Callable
 LONGEST_GAP_S = 1.0
 """Longest gap between two readings of the clock in a running process; the excess does not count. A
 waiting process reads the clock several times a second."""
+ANY_GAP_S = math.inf
+"""As `longest_gap_s`: all time of the clock counts, as for waits between calls that may block for
+seconds."""
 LOOK_INTERVAL_S = 0.25
 """Seconds between two readings of the clock in a wait for an event."""
 

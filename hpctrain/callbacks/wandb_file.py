@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpctrain.own_time import ANY_GAP_S, Deadline
+
 # The file has a header, then the blocks of LevelDB's log: a record may have several chunks.
 _HEADER_BYTES = 7
 _BLOCK_BYTES = 2**15
@@ -39,10 +41,10 @@ def wait_for_step(directory: Path, run_id: str, step: int, *, timeout_s: float) 
     Not collective. wandb's own process may write it after ``finish()`` has returned, and ends with
     its job.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s, longest_gap_s=ANY_GAP_S)
     interval_s = 0.01
     while last_step(directory, run_id) < step:
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             return False
         time.sleep(interval_s)
         interval_s = min(2 * interval_s, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-import time
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from hpctrain.control.hub import Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerError
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.plan import spec
 
 T = TypeVar("T")
@@ -41,11 +42,10 @@ class Answer(Future[T]):
         return super().exception(0)
 
     def _await(self, timeout: float | None) -> None:
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.done() and (end is None or time.monotonic() < end):
-            self._receive(
-                _POLL_S if end is None else max(0.0, min(_POLL_S, end - time.monotonic()))
-            )
+        timeout_s = math.inf if timeout is None else timeout
+        deadline = Deadline(timeout_s, longest_gap_s=ANY_GAP_S)
+        while not (self.done() or deadline.is_over):
+            self._receive(min(_POLL_S, deadline.left_s))
 
 
 class Calls:

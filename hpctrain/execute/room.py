@@ -10,6 +10,7 @@ from collections.abc import Callable
 from hpctrain import timeouts
 from hpctrain.log import log
 from hpctrain.own_files import create_file, name_beside
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.paths import RunPaths
 
@@ -31,7 +32,7 @@ def await_room(
     patience_s
         Seconds to wait at most.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = Deadline(patience_s, longest_gap_s=ANY_GAP_S)
     is_logged = False
     while (error := _write_probe(paths)) is not None:
         if not is_logged:
@@ -40,7 +41,7 @@ def await_room(
                 f"{paths.root} cannot be written to: {error.strerror}. The ranks are started again "
                 f"once it can, in {timeouts.describe(patience_s)} at the latest."
             )
-        if time.monotonic() > deadline or not may_wait():
+        if deadline.is_over or not may_wait():
             return
         time.sleep(_LOOK_INTERVAL_S)
 

@@ -14,6 +14,7 @@ from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import is_same_file
@@ -163,14 +164,14 @@ def end_processes(runs: Iterable[RunPaths], *, patience_s: float) -> None:
     patience_s
         Seconds for which their ends are waited for, all together.
     """
-    deadline, signalled = time.monotonic() + patience_s, []
+    deadline, signalled = Deadline(patience_s, longest_gap_s=ANY_GAP_S), []
     for paths in runs:
         with _warned():
             status = read_status(paths)
             if status is not None and not status.state.is_final:
                 signalled.append((paths, status, signal_process(paths, status)))
     for paths, status, was_there in signalled:
-        left_s = max(deadline - time.monotonic(), 0.0)
+        left_s = deadline.left_s
         with _warned():
             await_process(paths, status, was_there=was_there, patience_s=left_s)
 
@@ -216,9 +217,9 @@ def _signal_executor(paths: RunPaths, status: RunStatus) -> bool:
 
 
 def _await_executor(status: RunStatus, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
+    deadline = Deadline(patience_s, longest_gap_s=ANY_GAP_S)
     while process_start_time(status.owner_pid) == status.owner_start:
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             raise ConfigError(
                 f"process {status.owner_pid} was sent SIGTERM and still runs"
                 f"{_show_patience(patience_s)}. kill -9 {status.owner_pid} ends it without a "
@@ -315,13 +316,13 @@ def record_end(paths: RunPaths, reason: str) -> str:
 
 
 def _has_job_ended(job_id: str, *, patience_s: float, may_run: bool) -> bool:
-    deadline = time.monotonic() + patience_s
+    deadline = Deadline(patience_s, longest_gap_s=ANY_GAP_S)
     while True:
         job = find_job(job_id)
         if job is None or job.is_final:
             return True
         if job.state == "RUNNING" and not may_run:
             return False
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             return False
         time.sleep(_POLL_S)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.liveness import Liveness
 from hpctrain.launch.pace import Pace
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 
@@ -53,14 +54,14 @@ def await_ends(
 
     Not collective.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s, longest_gap_s=ANY_GAP_S)
     ended: set[EndWatch] = set()
     while True:
-        now = time.monotonic()
+        now, is_late = time.monotonic(), deadline.is_over
         for watch in watches:
             if watch not in ended and watch.look_at <= now and watch.has_ended():
                 ended.add(watch)
-        if len(ended) >= num_returns or now >= deadline:
+        if len(ended) >= num_returns or is_late:
             return [watch for watch in watches if watch in ended]
         next_look = min(watch.look_at for watch in watches if watch not in ended)
-        time.sleep(max(0.0, min(next_look, deadline) - time.monotonic()))
+        time.sleep(max(0.0, min(next_look - time.monotonic(), deadline.left_s)))

@@ -15,6 +15,7 @@ from typing import Any
 
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.settle import read_settled_status
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.profile_request import ProfileRequest
@@ -160,7 +161,7 @@ def _wait(
 ) -> tuple[dict[int, Path], dict[int, str]]:
     traces: dict[int, Path] = {}
     failed: dict[int, str] = {}
-    end = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s, longest_gap_s=ANY_GAP_S)
     next_status_at = time.monotonic()
     while len(traces) + len(failed) < len(request.ranks):
         for rank in request.ranks:
@@ -169,7 +170,7 @@ def _wait(
                 traces[rank] = path
             elif path.with_suffix(".failed").exists():
                 failed[rank] = path.with_suffix(".failed").read_text(errors="replace")
-        if time.monotonic() > end:
+        if deadline.is_over:
             _give_up(paths, request, traces, failed, f"no trace after {timeout_s:g} s")
         elif time.monotonic() > next_status_at:
             next_status_at = time.monotonic() + 10 * _POLL_S

@@ -22,6 +22,7 @@ from hpctrain import timeouts
 from hpctrain.data.dataset import Dataset
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import DIRECTORY_MODE, name_beside
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.predict.columns import AgreedColumns, OutputColumn, read_columns
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.joined_parts import join_parts
@@ -186,13 +187,13 @@ class Output:
         """
         self.parts.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        deadline = time.monotonic() + timeouts.PREDICTION_LOCK_S
+        deadline = Deadline(timeouts.PREDICTION_LOCK_S, longest_gap_s=ANY_GAP_S)
         try:
             check_owner(
                 os.fstat(descriptor), self.parts, what="directory", instead="another output"
             )
             while not _lock(descriptor):
-                if time.monotonic() > deadline:
+                if deadline.is_over:
                     raise ConfigError(
                         f"another run has been writing {self.path} for the last "
                         f"{timeouts.describe(timeouts.PREDICTION_LOCK_S)}. Wait for it ('hpctrain "

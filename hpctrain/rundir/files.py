@@ -21,6 +21,7 @@ from hpctrain.own_files import (
     name_beside,
     open_log,
 )
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.rundir.reading import damaged
 
 T = TypeVar("T")
@@ -47,12 +48,12 @@ def retry(call: Callable[[], T], *, patience_s: float) -> T:
     patience_s
         Seconds after which its error is raised.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = Deadline(patience_s, longest_gap_s=ANY_GAP_S)
     while True:
         try:
             return call()
         except OSError as error:
-            if not may_pass(error) or time.monotonic() > deadline:
+            if not may_pass(error) or deadline.is_over:
                 raise
         time.sleep(_PAUSE_S)
 

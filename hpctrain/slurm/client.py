@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
+from hpctrain.own_time import ANY_GAP_S, Deadline
 
 T = TypeVar("T")
 _RETRY_INTERVAL_S = 2.0
@@ -166,12 +167,12 @@ def retry(act: Callable[[], T], *, patience_s: float) -> T:
     LaunchError
         Its last one, if that is not transient or `patience_s` seconds are over.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = Deadline(patience_s, longest_gap_s=ANY_GAP_S)
     while True:
         try:
             return act()
         except LaunchError as error:
-            if not error.transient or time.monotonic() > deadline:
+            if not error.transient or deadline.is_over:
                 raise
         time.sleep(_RETRY_INTERVAL_S)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.slurm.client import run_slurm
 from hpctrain.slurm.output import parse_step_owners
 
@@ -35,10 +36,10 @@ def end_marked_steps(job_id: str, *marks: str, timeout_s: float) -> None:
     timeout_s
         Seconds until such sruns are killed.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s, longest_gap_s=ANY_GAP_S)
     seen: set[int] = set()
     pause_s, answers = _FIRST_LOOK_S, True
-    while (sruns := _marked_sruns(marks)) and answers and time.monotonic() < deadline:
+    while (sruns := _marked_sruns(marks)) and answers and not deadline.is_over:
         # One that has no step yet is looked at again.
         for pid in sruns - seen:
             _send(pid, signal.SIGTERM)

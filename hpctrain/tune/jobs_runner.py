@@ -18,6 +18,7 @@ from hpctrain.launch.pace import Pace
 from hpctrain.launch.request import Submission
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
@@ -167,12 +168,12 @@ class JobsRunner(LocalRunner):
         patience_s
             Seconds for which their ends are waited for, all together.
         """
-        deadline, cancelled = time.monotonic() + patience_s, []
+        deadline, cancelled = Deadline(patience_s, longest_gap_s=ANY_GAP_S), []
         for trial in trials:
             if self._cancel(trial, 0.0):
                 cancelled.append(trial)
         for trial in cancelled:
-            self._cancel(trial, max(deadline - time.monotonic(), 0.0))
+            self._cancel(trial, deadline.left_s)
 
     def _cancel(self, trial: Trial, patience_s: float) -> bool:
         """Cancel the job of a trial; return whether Slurm was asked."""

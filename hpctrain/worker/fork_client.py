@@ -120,6 +120,7 @@ def _ask(name: str, seconds: float, patience: float) -> "tuple[_socket.socket, i
 
 
 def _connect(name: str, seconds: float, patience: float) -> _socket.socket:
+    # Not own_time.Deadline, here and below: nothing of hpctrain is imported.
     deadline = time.monotonic() + patience
     while True:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from hpctrain.own_time import ANY_GAP_S, Deadline
+
 INTERVAL_S = 0.01
 _Call = tuple[str, str]
 """Name of a function, and where it is."""
@@ -37,8 +39,8 @@ class Sampler(threading.Thread):
         """Sample. Not collective."""
         main = threading.main_thread().ident
         samples: list[tuple[float, list[_Call]]] = []
-        end = time.monotonic() + self._seconds
-        while time.monotonic() < end:
+        deadline = Deadline(self._seconds, longest_gap_s=ANY_GAP_S)
+        while not deadline.is_over:
             frame = sys._current_frames().get(main or 0)
             samples.append((time.time(), _calls(frame)))
             del frame

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hpctrain import LaunchError
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
@@ -80,7 +81,7 @@ def test_no_job_is_waited_for_before_slurm_was_asked_to_end_all(
         return ""
 
     monkeypatch.setattr(jobs_runner, "cancel_run", cancel)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(jobs_runner, "Deadline", partial(Deadline, clock=lambda: clock[0]))
     runner = JobsRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
     runner.end([Trial(trial_id=name, config={}) for name in "abc"], patience_s=30.0)
     assert asked == [("a", 0.0), ("b", 0.0), ("c", 0.0), ("a", 30.0), ("c", 0.0)]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from hpctrain import ConfigError, RunStoppedError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch import cancel
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status, write_status
@@ -189,7 +191,7 @@ def test_executors_that_stay_share_the_time_that_they_are_waited_for(
 
     monkeypatch.setattr(cancel, "signal_process", lambda *_: True)
     monkeypatch.setattr(cancel, "await_process", wait)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cancel, "Deadline", partial(Deadline, clock=lambda: now[0]))
     for trial in trials:
         running(RunPaths(tmp_path / trial.trial_id))
     runner.end(trials, patience_s=30.0)
