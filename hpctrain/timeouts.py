@@ -181,6 +181,12 @@ DOCTOR_STEP_S = Timeout(
 DOCTOR_IMPORT_S = Timeout(
     120.0, "doctor_import", "the import of a framework on a node", "it counts as one that fails"
 )
+DOCTOR_MOUNT_S = Timeout(
+    30.0,
+    "doctor_mount",
+    "a node to mount the image of a packed environment, in ``hpctrain doctor``",
+    "it counts as one that can neither mount nor unpack it",
+)
 CONTAINER_CHECK_S = Timeout(
     900.0,
     "container_check",
@@ -428,6 +434,12 @@ STOP_AGREEMENT_S = Timeout(
     "all ranks to reach the report at which they stop",
     "they are ended; the run resumes from its newest checkpoint",
 )
+JOB_END_S = Timeout(
+    20.0,
+    "job_end",
+    "what follows the end of the ranks before the end of their job: a requeue, or a successor",
+    "Slurm ends the job; ranks have the time before",
+)
 AGENTS_END_S = Timeout(5.0, "agents_end", "agents to end", "their step is cancelled")
 RANKS_END_S = Timeout(10.0, "ranks_end", "ranks to end after their function returned", "SIGTERM")
 # A rank that computes in C and holds the GIL does not notice that it is to end.
@@ -488,6 +500,18 @@ EXACT_STOP_S = Timeout(
     "the trial goes on to its next report",
 )
 
+SWEEP_CLAIM_S = Timeout(
+    5.0, "sweep_claim", "another process that begins the same sweep", "ConfigError"
+)
+# NFS shows a file that was replaced on another host so late (acdirmin of nfs(5)): the last word of
+# the executor may be there, and not be seen yet.
+LATE_FILES_S = Timeout(
+    30.0,
+    "late_files",
+    "the last status of a trial whose job is over",
+    "its executor counts as dead",
+)
+
 TUNER_DECISION_S = Timeout(
     60.0,
     "tuner_decision",
@@ -537,6 +561,14 @@ STATE_READ_S = Timeout(
 COMMIT_OF_EXECUTOR_S = Timeout(
     1800.0, "commit_of_executor", "a commit, with a stand-alone ``BackendExecutor``", "WorkerError"
 )
+# All of the time before the whole job may have stood still.
+LATE_COMMIT_S = Timeout(
+    5.0,
+    "late_commit",
+    "a commit that is late, before it is given up",
+    "CheckpointError",
+    "``SyncConfig(sync_timeout=...)``, if that is shorter",
+)
 ROWS_READ_S = Timeout(600.0, "rows_read", "the next rows of a dataset", "HpctrainError")
 STRIPING_S = Timeout(30.0, "striping", "``lfs`` of Lustre", "the file is not striped")
 VALIDATION_END_S = Timeout(1.0, "validation_end", "a validation to end on SIGTERM", "SIGKILL")
@@ -576,6 +608,7 @@ MODEL_FILE_S = Timeout(
 ACCELERATE_FILE_S = Timeout(300.0, "accelerate_file", "Accelerate to read its file", "ConfigError")
 SERVED_MODEL_S = Timeout(3600.0, "served_model", "a model to be loaded by a server", "it ends")
 REQUEST_HEADERS_S = Timeout(10.0, "request_headers", "the headers of a request", "it is closed")
+REQUEST_BODY_S = Timeout(30.0, "request_body", "the body of a request", "it is answered with 408")
 SERVER_END_S = Timeout(
     20.0, "server_end", "requests that are answered, when a server ends", "it ends"
 )

@@ -129,7 +129,10 @@ def _run(cwd: Path, timeout_s: float, module: str, *arguments: str) -> str:
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return f"{module} was not done after {timeout_s:g} s; does its server answer?"
+        return (
+            f"{module} was not done after {timeout_s:g} s, which --timeout sets. Does its server "
+            f"answer?"
+        )
     lines = [line.strip() for line in done.stdout.splitlines() if "error" in line.lower()]
     if done.returncode == 0:
         return ""

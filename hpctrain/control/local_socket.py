@@ -13,6 +13,7 @@ import socket
 import struct
 from collections.abc import Callable
 
+from hpctrain import timeouts
 from hpctrain.control.link import LinkTimeoutError
 from hpctrain.control.listener import accept as next_connection
 from hpctrain.own_time import Deadline
@@ -75,7 +76,7 @@ def connect(
             raise LinkTimeoutError(f"no process of hpctrain listens on {name}, and {why}")
         if deadline.is_over:
             raise LinkTimeoutError(
-                f"no process of hpctrain listens on {name} after {timeout_s:.0f} s"
+                f"no process of hpctrain listens on {name} after {timeouts.describe(timeout_s)}"
             )
         select.select([], [], [], _RETRY_INTERVAL_S)
 

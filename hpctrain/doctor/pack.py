@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hpctrain import timeouts
 from hpctrain.doctor.compare import grouped
 from hpctrain.doctor.finding import Finding, error, has_error, ok, remark, warning
 from hpctrain.doctor.machine import filesystem_of
@@ -30,7 +31,6 @@ from hpctrain.regular_file import open_regular
 
 _CHECK = "pack"
 _NONE_WOULD_START = "each node gets the environment there, before its agent and ranks start"
-_MOUNT_S = 30
 _SEEN_BY_ALL = "Pack it on a filesystem that all nodes see"
 _OTHER_PLACE = "SlurmConfig(environment_pack_dir=...): '/dev/shm', or a disk of each node"
 
@@ -98,9 +98,11 @@ def _try_mount(image: Path, place: Path) -> tuple[str | None, bool]:
                 stderr=subprocess.DEVNULL,
                 text=True,
                 errors="replace",
-                timeout=_MOUNT_S,
+                timeout=timeouts.DOCTOR_MOUNT_S,
             )
-    except (OSError, subprocess.TimeoutExpired) as problem:
+    except subprocess.TimeoutExpired:
+        return f"it was not done after {timeouts.describe(timeouts.DOCTOR_MOUNT_S)}", False
+    except OSError as problem:
         return str(problem), False
     unpacks, _, why = done.stdout.strip().partition(" ")
     return why or None, unpacks == "yes"

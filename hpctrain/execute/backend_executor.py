@@ -270,7 +270,7 @@ class BackendExecutor:
     def shutdown(self, graceful_termination: bool = True) -> None:
         """End the workers, and delete their directory. Not collective."""
         if self._group is not None:
-            self._group.shutdown(patience_s=10.0 if graceful_termination else 0.0)
+            self._group.shutdown(patience_s=timeouts.RANKS_END_S if graceful_termination else 0.0)
         if self._attempt is not None:
             self._recorder.checkpoints.close()
             self._recorder.run_record.directory.close()

@@ -9,6 +9,7 @@ from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from hpctrain import timeouts
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.log import log
 from hpctrain.slurm.job import cancel_jobs
@@ -88,7 +89,7 @@ class SlurmCalls:
         self._threads.clear()
         left = [one for one in self._cancellations if not one.done.done()]
         if left:
-            _warn(left, f"Slurm did not answer within {patience_s:g} s")
+            _warn(left, f"Slurm did not answer within {timeouts.describe(patience_s)}")
         self._cancellations.clear()
 
     def _cancel_all(self) -> None:

@@ -14,8 +14,6 @@ from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.own_time import LONGEST_GAP_S, Deadline
 
-_RESERVE_S = 20.0
-"""Seconds before the end of the job that are kept for what follows: requeue, or a successor."""
 # srun sends SIGTERM to the other ranks when one has died, and that may be known here later.
 _TERM_DOUBT_S = 0.5
 
@@ -144,7 +142,7 @@ def patience_s(notice: StopNotice, *, now: float) -> float:
     if notice.deadline is None:
         return timeouts.STOP_AGREEMENT_S
     left = max(0.0, notice.deadline - now)
-    patience = max(left / 2, left - _RESERVE_S)
+    patience = max(left / 2, left - timeouts.JOB_END_S)
     # Only for the end of the job ranks have all the time up to it.
     return patience if notice.kind.failure is not None else min(patience, timeouts.STOP_AGREEMENT_S)
 

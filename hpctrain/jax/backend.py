@@ -110,7 +110,8 @@ def _connect(context: BackendContext, config: JaxConfig) -> None:
             f"rank {world.world_rank} on {world.hostname} cannot join JAX's coordinator on rank 0 "
             f"at {host}:{port} within {config.connect_timeout_s:g} s: "
             f"{str(error).splitlines()[0]} Compute nodes must reach each other over TCP, on any "
-            f"port; ask the site whether a firewall is between them."
+            f"port; ask the site whether a firewall is between them. "
+            f"JaxConfig(connect_timeout_s=...) sets how long to wait."
         ) from error
     finally:
         if held is not None:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain import timeouts
+
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -22,7 +24,7 @@ class Limits:
 
     body_bytes: int = 8 << 20
     """Bytes of one request."""
-    body_s: float = 30.0
+    body_s: float = timeouts.REQUEST_BODY_S
     """Seconds in which the whole request must arrive."""
     requests: int = 64
     """Requests in progress; further ones are answered with 503."""
@@ -91,7 +93,7 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), max(left, 0.0))
             except asyncio.TimeoutError:
-                text = f"the body did not come within {self._limits.body_s:.0f} s"
+                text = f"the body did not come within {timeouts.describe(self._limits.body_s)}"
                 raise HTTPException(408, text, headers={"connection": "close"}) from None
             size += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+from hpctrain import timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.launch.life import LifeTest, job_is_alive
 from hpctrain.launch.live_watch import JobBoard
@@ -21,9 +22,6 @@ _SILENCE_S = 15.0
 # On a cluster with free nodes it has begun by then.
 _QUIET_IN_QUEUE_S = 5.0
 _SETTLE_INTERVAL_S = 60.0
-# NFS shows a file that was replaced on another host so late (acdirmin of nfs(5)): the last word of
-# the executor may be there, and not be seen yet.
-_LATE_FILES_S = 30.0
 
 
 class JobLife(LifeTest):
@@ -49,7 +47,7 @@ class JobLife(LifeTest):
         paths: RunPaths,
         board: JobBoard,
         *,
-        late_files_s: float = _LATE_FILES_S,
+        late_files_s: float = timeouts.LATE_FILES_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(paths, job_is_alive)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.home import Home
@@ -36,8 +36,6 @@ from hpctrain.worker.bootstrap import visible_gpus
 
 TrialLauncher = Literal["local", "allocation", "slurm"]
 """How trials start: ``local``, ``allocation`` on the nodes of one, ``slurm`` as jobs."""
-
-_SECONDS_OF_A_CLAIM = 5.0
 
 
 @contextlib.contextmanager
@@ -72,9 +70,12 @@ def held(
     with errors_of_storage(root):
         try:
             stack = contextlib.ExitStack()
-            stack.enter_context(claimed(root, patience_s=_SECONDS_OF_A_CLAIM))
+            stack.enter_context(claimed(root, patience_s=timeouts.SWEEP_CLAIM_S))
         except LaunchError as error:
-            raise ConfigError(f"another process begins the sweep {paths.root}.") from error
+            raise ConfigError(
+                f"another process has been beginning the sweep {paths.root} for "
+                f"{timeouts.describe(timeouts.SWEEP_CLAIM_S)}."
+            ) from error
     with stack, shown_alive(paths) as life:
         yield life
 

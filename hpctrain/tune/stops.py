@@ -38,15 +38,13 @@ class StopTimes:
         (StopTimes(patience_s=100, give_up_s=110.0), StopTimes(patience_s=8.0, give_up_s=12.0))
         """
         left_s = max(left_s, _LEAST_S)
-        patience_s = min(patience_s, max(left_s / 2, left_s - _RESERVE_S))
+        patience_s = min(patience_s, max(left_s / 2, left_s - timeouts.JOB_END_S))
         return cls(
             patience_s=patience_s,
             give_up_s=min(2 * patience_s, (patience_s + left_s) / 2),
         )
 
 
-# As that of a single run.
-_RESERVE_S = 20.0
 # After its time limit a job has Slurm's OverTimeLimit, and KillWait: 30 s by default.
 _LEAST_S = 8.0
 

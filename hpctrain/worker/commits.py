@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 2
 """Checkpoints of one rank that may be under way in the background."""
-_LAST_MOMENT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class Commits:
         if not finished and waited_s > self._timeout_s:
             # All of that time the whole job may have stood still: one more moment, in which the
             # thread of the link is received.
-            moment_s = min(_LAST_MOMENT_S, self._timeout_s)
+            moment_s = min(timeouts.LATE_COMMIT_S, self._timeout_s)
             with self._change:
                 if wait_for(self._change, lambda: report not in self._flights, moment_s):
                     return
@@ -190,7 +189,9 @@ class Commits:
             if not wait_for(self._change, is_answered, timeout_s):
                 raise CheckpointError(
                     f"rank {self._rank} waited {timeout_s:.0f} s for the checkpoints up to report "
-                    f"{report}: not every rank made this report, or one is still being uploaded."
+                    f"{report}: not every rank made this report, or one is still being uploaded. "
+                    f"SyncConfig(sync_timeout=...) sets how long to wait, for this call "
+                    f"get_all_reported_checkpoints(timeout_s=...)."
                 )
             found = self._found
         self.look()

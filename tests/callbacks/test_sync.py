@@ -125,6 +125,11 @@ def test_wandb_without_a_login_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert "wandb login" in line
 
 
+def test_a_tool_that_does_not_end_names_the_option(tmp_path: Path) -> None:
+    said = sync._run(tmp_path, 0.05, "timeit", "-n1", "import time; time.sleep(60)")
+    assert said.startswith("timeit was not done after 0.05 s, which --timeout sets.")
+
+
 def test_parts_of_a_run_are_sent_together_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

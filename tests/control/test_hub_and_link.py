@@ -17,6 +17,7 @@ from hpctrain.control.hub import SECRET_BYTES, Hub
 from hpctrain.control.link import Link, LinkTimeoutError, connect_tcp
 from hpctrain.control.proof import AGENT, NONCE_BYTES, Credentials
 from hpctrain.control.wire import Frame, encode_frame, join_frame
+from hpctrain.timeouts import Timeout
 
 PATIENCE_S = 10.0
 CREDENTIALS = Credentials(b"s" * SECRET_BYTES, run="/runs/one", attempt=2)
@@ -244,8 +245,9 @@ def test_a_connection_that_speaks_nonsense_loses_its_ranks_and_nobody_else(
 
 
 def test_a_rank_that_finds_no_agent_says_where_it_looked(socket_name: str):
-    with pytest.raises(LinkTimeoutError, match=f"no process of hpctrain listens on {socket_name}"):
-        local_socket.connect(socket_name, timeout_s=0.05)
+    what = rf"no process of hpctrain listens on {socket_name} after 0.05 s \(timeout soon\)"
+    with pytest.raises(LinkTimeoutError, match=what):
+        local_socket.connect(socket_name, timeout_s=Timeout(0.05, "soon", "an agent", "an error"))
 
 
 def connect_in_background(

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from hpctrain import timeouts
+from hpctrain.doctor import pack as doctor_pack
 from hpctrain.doctor.finding import Finding, Level
 from hpctrain.doctor.pack import check_pack, check_places, describe_place
 from hpctrain.pack.header import EnvironmentPack
 from hpctrain.plan.environment_pack import root_of_packs
+from hpctrain.timeouts import Timeout
 from tests.pack.mounts import require_squashfs
 from tests.pack.tiny import write_tiny_pack
 
@@ -176,3 +179,13 @@ def test_nodes_that_cannot_mount_an_image_are_named(
     assert check(large, node(pack, "n1"))[-1].level is Level.OK
     if unpacks:
         assert check(large, *answers)[-1].level is not Level.OK
+
+
+def test_a_mount_that_does_not_end_names_its_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_pack, "mount_test_argv", lambda *_: ["sleep", "60"])
+    soon = Timeout(0.05, "doctor_mount", "a mount", "an error")
+    monkeypatch.setattr(timeouts, "DOCTOR_MOUNT_S", soon)
+    why = "it was not done after 0.05 s (timeout doctor_mount)"
+    assert doctor_pack._try_mount(tmp_path / "e.squashfs", tmp_path) == (why, False)

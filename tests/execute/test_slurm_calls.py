@@ -9,6 +9,7 @@ import pytest
 from hpctrain.errors import LaunchError
 from hpctrain.execute import slurm_calls
 from hpctrain.execute.slurm_calls import SlurmCalls
+from hpctrain.timeouts import Timeout
 
 
 @pytest.fixture
@@ -40,10 +41,10 @@ def test_a_job_that_is_not_cancelled_in_time_is_named(
     calls, answered = SlurmCalls(), threading.Event()
     calls.begin(lambda: answered.wait(30), changes=True)
     ends = [calls.cancel("000001", "7"), calls.cancel("000002", "8")]
-    calls.close(0.05)
+    calls.close(Timeout(0.05, "soon", "Slurm", "a warning"))
     told = capsys.readouterr().err
     answered.set()
-    assert "(000001, 000002) may go on: Slurm did not answer" in told
+    assert "(000001, 000002) may go on: Slurm did not answer within 0.05 s (timeout soon)" in told
     assert "scancel 7 8" in told
     assert cancelled == []
     assert not any(one.done() for one in ends)

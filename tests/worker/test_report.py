@@ -981,7 +981,8 @@ def test_all_checkpoints_come_from_the_executor_with_their_metrics(
 def test_who_asks_for_checkpoints_in_vain_is_told_why(start: Start, executor: FakeExecutor):
     executor.ask = lambda report: None  # type: ignore[method-assign]
     with pytest.raises(
-        CheckpointError, match=r"waited 0 s for the checkpoints up to report 0: not"
+        CheckpointError,
+        match=r"waited 0 s for the checkpoints up to report 0: not.*sync_timeout=\.\.\.\) sets",
     ):
         start().all_checkpoints(0.05)
 
