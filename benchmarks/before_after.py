@@ -2,7 +2,7 @@
 
 ::
 
-    git worktree add /tmp/before v0.1.0
+    git worktree add /tmp/before HEAD~10
     python benchmarks/before_after.py /tmp/before
     python benchmarks/before_after.py /tmp/before --only spine:report trees --rounds 7
 
