@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hpctrain import environ
@@ -231,6 +232,8 @@ class BackendConfig:
     """More of them, which most training functions lead to: for a process that is kept from trial to
     trial of a sweep, and so imports once for many ranks, and for restarts of ranks that have
     imported them."""
+    _backend_path: ClassVar[str] = "hpctrain.backend.Backend"
+    """Of the class. A name, since the module of a backend imports that of its settings."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are of the same class, with the same settings."""
@@ -246,7 +249,9 @@ class BackendConfig:
     @property
     def backend_cls(self) -> type[Backend]:
         """Class of the backend. The default backend does nothing."""
-        return Backend
+        module, _, name = self._backend_path.rpartition(".")
+        backend: type[Backend] = getattr(import_module(module), name)
+        return backend
 
     def with_options(self, **changes: Any) -> BackendConfig:
         """Return a copy with some fields changed. Not collective."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.backend import Backend, BackendConfig
+from hpctrain.backend import BackendConfig
 from hpctrain.errors import ConfigError
 from hpctrain.rules import checked, choice, count, line, optional, seconds, several
 
@@ -52,9 +52,4 @@ class HorovodConfig(BackendConfig):
         """Whether dead workers are replaced."""
         return self.max_replacements > 0
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Class of the backend."""
-        from hpctrain.horovod.backend import HorovodBackend
-
-        return HorovodBackend
+    _backend_path = "hpctrain.horovod.backend.HorovodBackend"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.backend import Backend
 from hpctrain.errors import ConfigError
 from hpctrain.rules import checked, mapping, with_value
 from hpctrain.torch.config import TorchConfig
@@ -34,9 +33,4 @@ class AccelerateConfig(TorchConfig):
     """Environment variables that Accelerate reads on every rank: ``ACCELERATE_MIXED_PRECISION``,
     ``FSDP_VERSION``. `AccelerateTrainer` makes them of a file of ``accelerate config``."""
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Class of the backend."""
-        from hpctrain.huggingface.backend import AccelerateBackend
-
-        return AccelerateBackend
+    _backend_path = "hpctrain.huggingface.backend.AccelerateBackend"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.backend import Backend, BackendConfig
+from hpctrain.backend import BackendConfig
 from hpctrain.rules import checked, seconds
 
 
@@ -20,9 +20,4 @@ class JaxConfig(BackendConfig):
     they use, on a port that the kernel chooses. It is not authenticated: any process
     that reaches it can speak to it."""
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Class of the backend."""
-        from hpctrain.jax.backend import JaxBackend
-
-        return JaxBackend
+    _backend_path = "hpctrain.jax.backend.JaxBackend"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.backend import Backend, BackendConfig
+from hpctrain.backend import BackendConfig
 from hpctrain.rules import checked, choice, seconds
 
 Network = Literal["auto", "mpi", "sockets"]
@@ -27,9 +27,4 @@ class LightGBMConfig(BackendConfig):
     """Seconds, rounded up to minutes, after which sockets fail if a rank does not respond. The
     death of a rank is detected at once."""
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Class of the backend."""
-        from hpctrain.lightgbm.backend import LightGBMBackend
-
-        return LightGBMBackend
+    _backend_path = "hpctrain.lightgbm.backend.LightGBMBackend"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.backend import Backend, BackendConfig
+from hpctrain.backend import BackendConfig
 from hpctrain.rules import checked, kind
 
 
@@ -19,9 +19,4 @@ class TensorflowConfig(BackendConfig):
     """Whether ``tf.keras`` is Keras 2, of the package tf_keras. Its ``fit()`` trains under
     ``MultiWorkerMirroredStrategy``; that of Keras 3 does not."""
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Class of the backend."""
-        from hpctrain.tensorflow.backend import TensorflowBackend
-
-        return TensorflowBackend
+    _backend_path = "hpctrain.tensorflow.backend.TensorflowBackend"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hpctrain.backend import OF_EVERY_RANK, Backend, BackendConfig
+from hpctrain.backend import OF_EVERY_RANK, BackendConfig
 from hpctrain.rules import checked, choice, line, optional, seconds
 
 
@@ -47,9 +47,4 @@ class TorchConfig(BackendConfig):
     timeout_s: float = 1800
     """Seconds after which a collective gives up."""
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Class of the backend."""
-        from hpctrain.torch.process_group import TorchBackend
-
-        return TorchBackend
+    _backend_path = "hpctrain.torch.process_group.TorchBackend"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.backend import Backend, BackendConfig
+from hpctrain.backend import BackendConfig
 from hpctrain.rules import checked, seconds
 
 
@@ -24,9 +24,4 @@ class XGBoostConfig(BackendConfig):
     that the kernel chooses. The tracker has no authentication: any process that reaches it can
     connect."""
 
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Class of the backend."""
-        from hpctrain.xgboost.backend import XGBoostBackend
-
-        return XGBoostBackend
+    _backend_path = "hpctrain.xgboost.backend.XGBoostBackend"
