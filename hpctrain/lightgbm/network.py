@@ -20,9 +20,8 @@ from hpctrain.worker import mpi
 from hpctrain.worker.context import get_context
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
-
     from hpctrain.backend import BackendContext
+    from hpctrain.worker.mpi import Comm
 
 _REDUCE = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int32

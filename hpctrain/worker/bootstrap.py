@@ -19,7 +19,7 @@ from hpctrain.worker.leftovers import unlink_mapped_segments
 from hpctrain.world import World
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
+    from hpctrain.worker.mpi import Comm
 
 
 _COLLECTIVE_ELEMENTS = 1024

@@ -19,7 +19,7 @@ from hpctrain.worker.train import pack_return_value, run_training
 from hpctrain.world import World
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
+    from hpctrain.worker.mpi import Comm
 
 
 class LinkedTraining:

@@ -16,7 +16,8 @@ from hpctrain.worker import own_mpich
 from hpctrain.worker.pmi import short_values
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm, Request
+    from mpi4py.MPI import Comm as Comm
+    from mpi4py.MPI import Request
     from mpi4py.typing import Buffer
 
 
