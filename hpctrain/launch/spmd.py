@@ -45,18 +45,15 @@ from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.uncaught import exit_code
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import hello_details, join_world, see_gpus
+from hpctrain.worker.introduction import introduce
 from hpctrain.worker.leftovers import remove_dead_segments, remove_dead_segments_of_step
 from hpctrain.worker.linked_training import LinkedTraining
-from hpctrain.worker.profiling import answer_profile_requests
-from hpctrain.worker.stacks import answer_with_stacks
-from hpctrain.worker.step_times import answer_step_times
 from hpctrain.worker.train import export_thread_counts, settle
 from hpctrain.world import World
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
-
     from hpctrain.control.proof import Seal
+    from hpctrain.worker.mpi import Comm
 
 # Rank 0 shows why, and an abort ends it too.
 _RANK_0_FIRST_S = 2.0
@@ -283,10 +280,7 @@ def _run_rank(opening: _Opening, world: World, comm: Comm) -> Result:
         first_report=start.first_report,
         checkpoint=start.checkpoint,
     )
-    answer_with_stacks(link, opening.paths, world)
-    answer_profile_requests(link, opening.paths, world)
-    answer_step_times(link)
-    link.introduce(world.world_rank, hello_details(world))
+    introduce(link, opening.paths, world)
     previous = _forward_signals(link)
     try:
         _await_ranks(comm)

@@ -32,19 +32,16 @@ from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
 from hpctrain.worker import mpi
-from hpctrain.worker.bootstrap import hello_details, join_world
+from hpctrain.worker.bootstrap import join_world
 from hpctrain.worker.early_imports import import_early
 from hpctrain.worker.failure import LAST_WORDS, describe_exception
+from hpctrain.worker.introduction import introduce
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.parent_death import outlive_parent
-from hpctrain.worker.profiling import answer_profile_requests
-from hpctrain.worker.stacks import answer_with_stacks
-from hpctrain.worker.step_times import answer_step_times
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
-
     from hpctrain.worker.linked_training import LinkedTraining
+    from hpctrain.worker.mpi import Comm
     from hpctrain.world import World
 
 # BSD's sysexits.h: EX_UNAVAILABLE. The executor is gone, so only a person reads it.
@@ -110,10 +107,7 @@ class Rank:
             # hydra signals by it that another rank has died, which the executor learns anyway.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._link.handle("end", lambda _: _exit(0))
-        answer_with_stacks(self._link, self._paths, world)
-        answer_profile_requests(self._link, self._paths, world)
-        answer_step_times(self._link)
-        self._link.introduce(world.world_rank, hello_details(world))
+        introduce(self._link, self._paths, world)
         return comm
 
     def serve(self, comm: Comm) -> None:
