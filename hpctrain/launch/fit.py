@@ -360,14 +360,12 @@ def _begin(
             what += f", a copy of {previous.path}, as a run of its own"
         verb = "beginning" if previous is None or previous.attempt == 0 else "resuming"
         log(f"{verb} run {request.run_config.name}{what}")
+    write_plan_and_spec(submission, look=look)
     if submission.plan.launcher == "slurm":
         from hpctrain.launch.slurm import submit_job
 
-        write_plan_and_spec(submission, look=look)
         submit_job(submission)
-        return
-    write_plan_and_spec(submission, look=look)
-    if in_background:
+    elif in_background:
         from hpctrain.launch.background import start_in_background
 
         start_in_background(submission, slot)
