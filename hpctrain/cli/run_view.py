@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # Slurm keeps a job for some minutes after its end (MinJobAge), in which it can be requeued.
 _LONG_SILENCE_S = 3600.0
 # An executor usually writes its status every two seconds, on a busy machine later.
-_GLANCE_S = 5.0
-_GLANCE_INTERVAL_S = 1.0
+GLANCE_S = 5.0
+GLANCE_INTERVAL_S = 1.0
 _CHECKPOINT_NAME = re.compile(r"\d{6,}")
 
 
@@ -149,12 +149,12 @@ def _look_again(looks: Sequence[_Look], views: list[RunView]) -> list[RunView]:
 
     All are watched at the same time.
     """
-    deadline = Deadline(_GLANCE_S)
+    deadline = Deadline(GLANCE_S)
     while not deadline.is_over:
         open_ = [n for n, look in enumerate(looks) if views[n].live is None and look.is_watching]
         if not open_:
             break
-        time.sleep(_GLANCE_INTERVAL_S)
+        time.sleep(GLANCE_INTERVAL_S)
         for n in open_:
             views[n] = _view_or_damage(looks[n])
     return views
@@ -350,7 +350,7 @@ def _explain_doubt(paths: RunPaths, status: RunStatus) -> str:
         )
     return (
         f"its process is on {status.owner_host or 'an unknown host'} and wrote nothing for "
-        f"{_GLANCE_S:.0f} s, so it is unknown whether it still runs; ask there, or wait for it: "
+        f"{GLANCE_S:.0f} s, so it is unknown whether it still runs; ask there, or wait for it: "
         f"hpctrain wait {paths.root}"
     )
 

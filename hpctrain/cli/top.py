@@ -17,9 +17,6 @@ COLUMNS = ("RUN", "STATE", "JOB", "RANKS", "REPORTS", "SPEED", "LEFT", "METRICS"
 _NAMES = {"RUN": (24, 12)}
 _OPTIONAL = ("JOB", "LEFT", "SPEED", "RANKS")
 _WIDTH_OF_A_PIPE = 120
-# As of `hpctrain list`: a run of another host is known to live once its status changes.
-_GLANCE_S = 5.0
-_GLANCE_INTERVAL_S = 1.0
 
 
 def top(
@@ -88,12 +85,14 @@ def _print_once(look: Callable[[], Sequence[LiveView]], *, is_one: bool, nothing
 
     from hpctrain.cli.exit_codes import say
     from hpctrain.cli.list_runs import width_of_output
+    from hpctrain.cli.run_view import GLANCE_INTERVAL_S, GLANCE_S
     from hpctrain.own_time import Deadline
     from hpctrain.rundir.live_text import render_page
 
-    views, deadline = look(), Deadline(_GLANCE_S)
+    # A run of another host is known to live once its status changes.
+    views, deadline = look(), Deadline(GLANCE_S)
     while any(view.live is None for view in views) and not deadline.is_over:
-        time.sleep(_GLANCE_INTERVAL_S)
+        time.sleep(GLANCE_INTERVAL_S)
         views = look()
     width = width_of_output() or _WIDTH_OF_A_PIPE
     for view in () if is_one else views:
