@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Any, Literal, get_args
 
 from hpctrain.callback import UserCallback
+from hpctrain.checkpoint_config import CheckpointConfig as CheckpointConfig
 from hpctrain.checks import show_changes
 from hpctrain.container import Container as Container
 from hpctrain.data_config import DataConfig as DataConfig
@@ -31,7 +32,6 @@ from hpctrain.rules import (
     path,
     seconds,
     several,
-    text,
     with_value,
 )
 from hpctrain.scaling_config import PlacementStrategy as PlacementStrategy
@@ -114,40 +114,6 @@ class FailureConfig:
                 f"FailureConfig(fail_fast={self.fail_fast!r}, max_failures={self.max_failures}): a "
                 f"run that ends at its first failure cannot restart. Leave one of them out."
             )
-
-    __repr__ = show_changes
-
-
-@checked(
-    num_to_keep=optional(count(1)),
-    checkpoint_score_attribute=optional(text),
-    checkpoint_score_order=or_default(choice("max", "min")),
-    keep_every_s=optional(seconds),
-    checkpoint_frequency=or_default(count(0)),
-    checkpoint_at_end=optional(kind(bool)),
-)
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """Which checkpoints are kept."""
-
-    num_to_keep: int | None = None
-    """How many; None keeps all, unless `keep_every_s` is given. The newest is never deleted, even
-    if it is the worst."""
-    checkpoint_score_attribute: str | None = None
-    """Metric by which the best are kept; None keeps the newest. ``a/b`` is the metric of that name,
-    else ``b`` inside the mapping ``a``. A checkpoint without the metric, or with a score that is
-    not finite, ranks last. If the first checkpoint lacks the name, the run ends with an error;
-    ``training_iteration`` is the number of the report, unless a metric has this name."""
-    checkpoint_score_order: Literal["max", "min"] = "max"
-    """Whether large or small scores are better."""
-    keep_every_s: float | None = None
-    """Seconds. One checkpoint of each such interval is kept permanently, besides the
-    `num_to_keep`."""
-    checkpoint_frequency: int = 0
-    """Rounds, or epochs, between two checkpoints if the trainer runs the loop; 0 is none. A
-    training function decides itself when to save."""
-    checkpoint_at_end: bool | None = None
-    """Whether a trainer that runs the loop saves after the last round. None is yes."""
 
     __repr__ = show_changes
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.config import CheckpointConfig
+from hpctrain.checkpoint_config import CheckpointConfig
 from hpctrain.errors import (
     CheckpointError,
     ConfigError,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpctrain.checks import check_type, is_number, show_changes, shown
+from hpctrain.checks import check_type, is_number, show_changes
 from hpctrain.errors import ConfigError
 from hpctrain.rules import (
     checked,
@@ -20,6 +19,7 @@ from hpctrain.rules import (
     with_value,
 )
 from hpctrain.slurm_config import SlurmConfig
+from hpctrain.validation_task_config import ValidationTaskConfig as ValidationTaskConfig
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint import Checkpoint
@@ -42,23 +42,6 @@ def _function(what: str, value: Any) -> Any:
     return value
 
 
-def _json_values(what: str, value: Any) -> Any:
-    value = mapping(" of arguments")(what, value)
-    if "checkpoint" in value:
-        raise ConfigError(
-            f"{what} has the key 'checkpoint', which is the first argument of every validation "
-            f"function. Rename the other argument."
-        )
-    try:
-        # As the executor stores it: a resumed run calls with the same values.
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{with_value(what, value)}: {error}. These arguments are stored as JSON: give "
-            f"numbers, strings, lists and dicts, and create or load the rest in the function."
-        ) from error
-
-
 def _amount(what: str, value: Any) -> Any:
     if not is_number(value) or value < 0 or value != int(value):
         raise ConfigError(f"{with_value(what, value)}: a whole number is needed, 0 or more.")
@@ -73,20 +56,6 @@ def _resources(what: str, value: Any) -> Any:
             f"anything else with slurm_config=SlurmConfig(sbatch_args=...)."
         )
     return value
-
-
-@checked(fn_kwargs=or_default(_json_values), timeout_s=optional(seconds))
-@dataclass(frozen=True, kw_only=True)
-class ValidationTaskConfig:
-    """How one checkpoint is validated."""
-
-    fn_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the validation function, by name; JSON values."""
-    timeout_s: float | None = None
-    """Seconds after which the validation is ended; None sets no limit. The time that a job is
-    pending does not count."""
-
-    __repr__ = show_changes
 
 
 @checked(
@@ -163,37 +132,6 @@ def _refuse_fields_of_steps(slurm: SlurmConfig) -> None:
             f"ValidationConfig(slurm_config=SlurmConfig({name}={getattr(slurm, name)!r})): a "
             f"validation is one process on one node, without srun. Leave {name} out."
         )
-
-
-def merge_task(default: ValidationTaskConfig, given: object) -> ValidationTaskConfig:
-    """Return how a checkpoint is validated, from ``report(..., validation=given)``.
-
-    Not collective.
-
-    Parameters
-    ----------
-    default
-        The trainer's configuration.
-    given
-        True, or changes to the default.
-
-    Raises
-    ------
-    ConfigError
-        If it is neither.
-    """
-    if given is True:
-        return default
-    if not isinstance(given, ValidationTaskConfig):
-        raise ConfigError(
-            f"report(validation={shown(given)}): True, False or a ValidationTaskConfig is needed. "
-            f"Pass the function to the trainer: validation_config=ValidationConfig(fn=...)."
-        )
-    return replace(
-        default,
-        fn_kwargs={**default.fn_kwargs, **given.fn_kwargs},
-        timeout_s=default.timeout_s if given.timeout_s is None else given.timeout_s,
-    )
 
 
 def check_validation_config(value: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.plan.layout import describe_counts, share_out
 from hpctrain.plan.resources import (
@@ -15,6 +14,7 @@ from hpctrain.plan.resources import (
     name_nodes,
     requested_shape,
 )
+from hpctrain.scaling_config import ScalingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

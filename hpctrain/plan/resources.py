@@ -12,7 +12,7 @@ from hpctrain.plan.layout import share_out
 
 if TYPE_CHECKING:
     # An executor imports this module before it starts anything.
-    from hpctrain.config import ScalingConfig
+    from hpctrain.scaling_config import ScalingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import Placement, node_range
 from hpctrain.plan.sbatch_options import merge_directives, parse_sbatch_args
 from hpctrain.plan.site import Site
+from hpctrain.scaling_config import ScalingConfig
 from hpctrain.slurm_config import SlurmConfig, format_time_limit
 
 # A run on several nodes needs --nodes, and hpctrain finds its job by --job-name; the error explains

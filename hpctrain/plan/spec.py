@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # Each rank imports this module, and few have any of these.
     from hpctrain.container import Container
     from hpctrain.slurm_config import SlurmConfig
-    from hpctrain.validation_config import ValidationTaskConfig
+    from hpctrain.validation_task_config import ValidationTaskConfig
 
 LARGE_PICKLE_BYTES = 10 * 2**20
 """Above this size of a training function, a warning names its largest part."""

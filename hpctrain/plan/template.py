@@ -13,7 +13,6 @@ from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
-from hpctrain.config import ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.plan.argv import worker_step_argv
 from hpctrain.plan.launch_plan import StepLauncher
@@ -21,6 +20,7 @@ from hpctrain.plan.resources import NodeShape, Placement, place_workers
 from hpctrain.plan.sbatch import directive_lines, make_directives
 from hpctrain.plan.sbatch_options import check_srun_args
 from hpctrain.plan.site import Site, known_shape, load_site, site_srun_args
+from hpctrain.scaling_config import ScalingConfig
 from hpctrain.slurm_config import SlurmConfig
 
 _SUFFIXES = (".sbatch", ".sh")

@@ -10,7 +10,7 @@ from hpctrain.metric_names import find_score_of
 from hpctrain.rundir.manifest import Manifest
 
 if TYPE_CHECKING:
-    from hpctrain.config import CheckpointConfig
+    from hpctrain.checkpoint_config import CheckpointConfig
 
 
 def kept_names(manifests: Sequence[Manifest], config: CheckpointConfig) -> set[str]:

@@ -32,7 +32,7 @@ from hpctrain.rundir.staging import DAMAGED, REPLACED, StagedPart, commit_direct
 from hpctrain.rundir.verify import TRY_AGAIN, verify_files
 
 if TYPE_CHECKING:
-    from hpctrain.config import CheckpointConfig
+    from hpctrain.checkpoint_config import CheckpointConfig
 
 _delete_now = partial(shutil.rmtree, ignore_errors=True)
 _SCANNED_BYTES = 64 * 2**20

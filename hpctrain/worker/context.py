@@ -18,7 +18,7 @@ from hpctrain.world import Communicator
 
 if TYPE_CHECKING:
     from hpctrain.preprocessors import Preprocessor
-    from hpctrain.validation_config import ValidationTaskConfig
+    from hpctrain.validation_task_config import ValidationTaskConfig
     from hpctrain.worker.upload import UploadFunction
 
 
@@ -183,7 +183,7 @@ def validation_task(
     if given is False:
         return None
     # Loaded only where a validation is requested.
-    from hpctrain.validation_config import ValidationTaskConfig, merge_task
+    from hpctrain.validation_task_config import ValidationTaskConfig, merge_task
 
     task = merge_task(worker.validation or ValidationTaskConfig(), given)
     if worker.validation is None:
