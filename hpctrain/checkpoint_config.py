@@ -41,3 +41,7 @@ class CheckpointConfig:
     """Whether a trainer that runs the loop saves after the last round. None is yes."""
 
     __repr__ = show_changes
+
+
+# Its public home, which pickles and digests name.
+CheckpointConfig.__module__ = "hpctrain.config"

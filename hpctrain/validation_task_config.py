@@ -43,6 +43,10 @@ class ValidationTaskConfig:
     __repr__ = show_changes
 
 
+# Its public home, which pickles and digests name.
+ValidationTaskConfig.__module__ = "hpctrain.validation_config"
+
+
 def merge_task(default: ValidationTaskConfig, given: object) -> ValidationTaskConfig:
     """Return how a checkpoint is validated, from ``report(..., validation=given)``.
 
