@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpctrain.errors import ConfigError
+from hpctrain.worker.active_worker import ActiveWorker
 from hpctrain.worker.train_context import TrainContext
-
-if TYPE_CHECKING:
-    from hpctrain.worker.context import ActiveWorker
 
 
 def take_shard(worker: ActiveWorker, dataset_name: str) -> Any:

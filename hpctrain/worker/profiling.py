@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-from hpctrain.control.link import Link
-from hpctrain.control.wire import Frame
-from hpctrain.rundir.paths import RunPaths
-from hpctrain.world import World
-
-if TYPE_CHECKING:
-    from hpctrain.worker.rank_profile import RankProfile
+from typing import Protocol
 
 
 class StepProfiler(Protocol):
@@ -38,18 +30,3 @@ def profile_with(profiler: StepProfiler | None) -> None:
 def step_profiler() -> StepProfiler | None:
     """Return what profiles by steps, if something does. Not collective."""
     return _step_profiler
-
-
-def answer_profile_requests(link: Link, paths: RunPaths, world: World) -> None:
-    """Let a link start profiles, also while the main thread is busy. Not collective."""
-    profile: RankProfile | None = None
-
-    def start(frame: Frame) -> None:
-        # Few ranks are ever asked.
-        from hpctrain.worker.rank_profile import RankProfile
-
-        nonlocal profile
-        profile = profile or RankProfile(paths, world)
-        profile.start(frame)
-
-    link.handle("profile", start)

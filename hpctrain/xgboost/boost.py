@@ -248,7 +248,12 @@ class XGBoostBoosting(Boosting):
         from hpctrain.xgboost.iterator import make_iterator
 
         is_external = self.ingest == "external"
-        batches = make_iterator(reader, features, cache=cache if is_external else None)
+        batches = make_iterator(
+            reader,
+            features,
+            types=feature_types(features),
+            cache=cache if is_external else None,
+        )
         return (ExtMemQuantileDMatrix if is_external else QuantileDMatrix)(batches, **options)
 
 

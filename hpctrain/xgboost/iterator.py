@@ -10,25 +10,31 @@ from xgboost import DataIter
 
 from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.table import ShardReader, Table
-from hpctrain.xgboost.boost import feature_types
 
 
-def make_iterator(reader: ShardReader, features: Features, *, cache: Path | None) -> DataIter:
+def make_iterator(
+    reader: ShardReader, features: Features, *, types: list[str] | None, cache: Path | None
+) -> DataIter:
     """Return an iterator for a quantile matrix, which reads the shard several times.
 
     Parameters
     ----------
+    types
+        Of the features, for XGBoost; None if all are numbers.
     cache
         Prefix of the files that hold the compressed pages of external memory; None keeps them in
         memory.
     """
-    return _ShardIterator(reader, features, None if cache is None else str(cache))
+    return _ShardIterator(reader, features, types, None if cache is None else str(cache))
 
 
 class _ShardIterator(DataIter):
-    def __init__(self, reader: ShardReader, features: Features, cache: str | None) -> None:
+    def __init__(
+        self, reader: ShardReader, features: Features, types: list[str] | None, cache: str | None
+    ) -> None:
         self._reader = reader
         self._features = features
+        self._types = types
         self._tables: Iterator[Table] = iter(())
         super().__init__(cache_prefix=cache)
 
@@ -41,7 +47,7 @@ class _ShardIterator(DataIter):
             label=table.label,
             weight=table.weight,
             feature_names=list(self._features.names),
-            feature_types=feature_types(self._features),
+            feature_types=self._types,
         )
         return True
 
