@@ -20,9 +20,9 @@ from hpctrain.rundir.status import RunStatus, read_status
 _SHORTEST_SILENCE_S = 12.0
 """An executor writes its status every six seconds at least."""
 _LONGEST_SILENCE_S = 600.0
-_LOOK_INTERVAL_S = 0.5
-_LONGEST_GAP_S = 5.0
-_QUIET_S = 3.0
+LOOK_INTERVAL_S = 0.5
+LONGEST_GAP_S = 5.0
+QUIET_S = 3.0
 
 
 class LifeTest:
@@ -94,7 +94,7 @@ class LifeTest:
             waited_s = time.monotonic() - begun
             if timeout_s is not None and waited_s >= timeout_s:
                 return None
-            if timeout_s is None and not has_said and waited_s >= _QUIET_S:
+            if timeout_s is None and not has_said and waited_s >= QUIET_S:
                 has_said = True
                 log(
                     f"process {status.owner_pid} on {status.owner_host or 'an unknown host'} runs "
@@ -102,7 +102,7 @@ class LifeTest:
                     f"for it to write {self._paths.status} (twice "
                     f"FailureConfig(node_timeout_s=...) of the run)."
                 )
-            time.sleep(_LOOK_INTERVAL_S)
+            time.sleep(LOOK_INTERVAL_S)
 
     def _look_here(self, status: RunStatus) -> bool | None:
         """Return what is known at once."""
@@ -141,7 +141,7 @@ class LifeTest:
             self._has_changed = self._seen is not None
             if self._seen is None:
                 self._silence_s = self._find_silence_s()
-            self._seen, self._own = status.mark, OwnTime(now, longest_gap_s=_LONGEST_GAP_S)
+            self._seen, self._own = status.mark, OwnTime(now, longest_gap_s=LONGEST_GAP_S)
         if self._own.look(now) >= self._silence_s:
             return False
         return True if self._has_changed else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from hpctrain import timeouts
 from hpctrain.errors import LaunchError, RunStoppedError, SupersededError
 from hpctrain.launch.claim import Claim, find_claim, was_taken_over
-from hpctrain.launch.life import job_is_alive
+from hpctrain.launch.life import LONGEST_GAP_S, LOOK_INTERVAL_S, QUIET_S, job_is_alive
 from hpctrain.log import log
 from hpctrain.own_files import create_file
 from hpctrain.own_time import OwnTime
@@ -22,9 +22,6 @@ from hpctrain.rundir.reading import read_content
 from hpctrain.tune.ledger import SweepPaths
 
 _BEAT_S = 2.0
-_LOOK_INTERVAL_S = 0.5
-_LONGEST_GAP_S = 5.0
-_QUIET_S = 3.0
 
 
 class TunerLife:
@@ -122,14 +119,14 @@ def has_life(
         if claim.was_left_by_job(job_is_alive):
             return False
     root, seen = RunPaths(paths.root), _read_sign(paths)
-    own, has_said = OwnTime(time.monotonic(), longest_gap_s=_LONGEST_GAP_S), False
+    own, has_said = OwnTime(time.monotonic(), longest_gap_s=LONGEST_GAP_S), False
     while own.look(time.monotonic()) < silence_s:
         if _read_sign(paths) != seen:
             return True
         if find_claim(root) is None:
             # It has come to its end meanwhile.
             return False
-        if not has_said and own.now >= _QUIET_S:
+        if not has_said and own.now >= QUIET_S:
             has_said = True
             owner = json.loads(claim.owner)
             log(
@@ -137,7 +134,7 @@ def has_life(
                 f"has died. Waiting up to {silence_s:.0f} s for it to write {paths.alive}."
             )
         meanwhile()
-        time.sleep(_LOOK_INTERVAL_S)
+        time.sleep(LOOK_INTERVAL_S)
     return False
 
 

@@ -141,7 +141,7 @@ def test_a_damaged_status_is_of_the_process_that_has_the_number(paths: RunPaths)
 def test_who_waits_is_told_for_whom_and_how_long(
     paths: RunPaths, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hpctrain.launch.life._QUIET_S", 0.0)
+    monkeypatch.setattr("hpctrain.launch.life.QUIET_S", 0.0)
     write(paths)
     LifeTest(paths, never_asked, silence_s=0.3).watch()
     said = capfd.readouterr().err
