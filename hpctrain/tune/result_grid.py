@@ -26,6 +26,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.export import export_reports
+from hpctrain.tune.failures import explain_no_progress
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.report_table import TableTrial
 from hpctrain.tune.trial import Trial, TrialState
@@ -350,6 +351,11 @@ def make_grid(
     return ResultGrid(list(trials.values()), results, path=paths.root, metric=metric, mode=mode)
 
 
+def _failed_by_sweep(trial: Trial, error: Exception | None) -> bool:
+    """Return whether a trial failed for what its sweep has found, and its run does not know."""
+    return error is None or isinstance(error, RunStoppedError) or bool(explain_no_progress(trial))
+
+
 def _result_of(paths: SweepPaths, trial: Trial) -> Result:
     root = paths.run(trial.trial_id)
     if read_status(RunPaths(root)) is None:
@@ -361,7 +367,7 @@ def _result_of(paths: SweepPaths, trial: Trial) -> Result:
         if trial.state is TrialState.TERMINATED:
             # That the sweep has stopped it is no error, nor how it ended once it was to stop.
             result.error = None
-        elif trial.state is TrialState.ERROR and result.error is None:
+        elif trial.state is TrialState.ERROR and _failed_by_sweep(trial, result.error):
             result.error = RunStoppedError(trial.reason)
     vars(result)["config"] = trial.config
     return result
