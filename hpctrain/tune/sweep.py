@@ -34,6 +34,7 @@ from hpctrain.tune.sweep_lines import describe_end, explain_silence
 from hpctrain.tune.sweep_rules import SweepRules
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
+from hpctrain.tune.trial_progress import note_job_end
 from hpctrain.tune.trials import Trials
 
 _POLL_S = 0.1
@@ -336,20 +337,18 @@ class Sweep:
     def _set_aside(self, trial: Trial, *, is_job_end: bool = False) -> None:
         """Let a trial whose run is gone go on later, unless it made no progress in many jobs."""
         is_pausing = trial.state is TrialState.PAUSING
-        counted: Mapping[str, int] = {}
-        if is_job_end and not is_pausing:
-            saved = self._runner.find_saved(trial)
-            counted = trial.note_job_end(0 if saved is None else saved.iteration)
+        is_counted = is_job_end and not is_pausing
+        counted = note_job_end(trial, self._runner.find_saved) if is_counted else {}
         if why := self._metrics.why_refused(trial) or explain_no_progress(trial):
-            self._fail(trial, why)
+            self._fail(trial, why, **counted)
             return
         self._slots.give_back(trial.trial_id)
         event = TrialEvent.PAUSED if is_pausing else TrialEvent.INTERRUPTED
         self._change(trial, event, **counted)
 
-    def _fail(self, trial: Trial, reason: str) -> None:
+    def _fail(self, trial: Trial, reason: str, **details: int) -> None:
         self._slots.give_back(trial.trial_id)
-        self._change(trial, TrialEvent.FAILED, reason=reason)
+        self._change(trial, TrialEvent.FAILED, reason=reason, **details)
         self._note_end(trial, was_stopped=False)
         self._show(describe_failure(trial, self.trials.values()))
         if self._rules.fail_fast and not self.reason:

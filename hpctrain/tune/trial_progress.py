@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpctrain.errors import HpctrainError
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.runner import Report, Saved
@@ -59,6 +60,23 @@ def find_saved(trial: Trial, clock: AttemptClock) -> Saved | None:
             trial, clock, newest.report, attempt=newest.attempt, time=newest.created_at
         )
     return Saved(name=newest.name, iteration=iteration, seconds=seconds)
+
+
+def note_job_end(trial: Trial, find_saved: Callable[[Trial], Saved | None]) -> Mapping[str, int]:
+    """Note that a job, or a node, has ended before a trial; return what to write down.
+
+    Not collective. Nothing is counted where it cannot be read how far the trial has come.
+
+    Parameters
+    ----------
+    find_saved
+        Returns its newest committed checkpoint; None if there is none yet.
+    """
+    try:
+        saved = find_saved(trial)
+    except (HpctrainError, OSError):
+        return {}
+    return trial.note_job_end(0 if saved is None else saved.iteration)
 
 
 def _progress(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpctrain import RunStoppedError
+from hpctrain.errors import DamagedFileError
 from hpctrain.execute.failure_policy import MAX_ATTEMPTS_WITHOUT_PROGRESS
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepPaths, read_record
@@ -285,3 +287,34 @@ def test_trials_that_a_person_interrupts_go_on_however_often(tmp_path: Path, how
     for _ in range(2 * MAX_ATTEMPTS_WITHOUT_PROGRESS):
         trials = run_in_job(runner, tmp_path, how=how)
         assert {trial.state for trial in trials.values()} == {TrialState.PENDING}
+
+
+class Unreadable(SavesLittle):
+    """Its checkpoints cannot be read."""
+
+    error: Exception
+
+    def find_saved(self, trial: Trial) -> Saved | None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ESTALE, "Stale file handle", "/scratch"), DamagedFileError("damaged")]
+)
+def test_checkpoints_that_cannot_be_read_end_no_sweep_and_do_not_count(
+    tmp_path: Path, error: Exception
+) -> None:
+    runner = Unreadable(endless().scripts)
+    runner.error = error
+    for _ in range(MAX_ATTEMPTS_WITHOUT_PROGRESS + 1):
+        trials = run_in_job(runner, tmp_path, how="job end")
+        assert {trial.state for trial in trials.values()} == {TrialState.PENDING}
+        assert {trial.without_progress for trial in trials.values()} == {0}
+
+
+def test_the_ledger_says_how_often_a_trial_that_failed_made_no_progress(tmp_path: Path) -> None:
+    runner = endless()
+    for _ in range(MAX_ATTEMPTS_WITHOUT_PROGRESS):
+        first, _ = run_in_job(runner, tmp_path, how="job end").values()
+    assert first.state is TrialState.ERROR
+    assert first.without_progress == MAX_ATTEMPTS_WITHOUT_PROGRESS
