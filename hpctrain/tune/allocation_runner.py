@@ -94,7 +94,7 @@ class AllocationRunner(LocalRunner):
     def _explain_end(self, trial: Trial, end: End) -> End:
         """Return an end with what it has to do with nodes, or with the end of the job."""
         paths = RunPaths(self._run_of(trial.trial_id))
-        lost, kind = find_losses(read_events(paths))
+        lost, kind = find_losses(events := read_events(paths))
         status = read_status(paths)
         has_job_ended = end.was_stopped and kind in _JOB_ENDS
         if status is not None and _is_elsewhere(status):
@@ -109,7 +109,8 @@ class AllocationRunner(LocalRunner):
             if lost and self._left_out.keys() >= _hosts():
                 end = replace(end, is_for_all=True, reason=explain_all(self._left_out))
         is_cut_off = has_job_ended or ((end.failed or end.was_stopped) and bool(lost))
-        return replace(end, is_cut_off=is_cut_off, lost_nodes=lost)
+        has_run = has_job_ended or has_reached_ranks(events)
+        return replace(end, is_cut_off=is_cut_off, has_run=has_run, lost_nodes=lost)
 
     def _offer(self, trial: Trial, submission: Submission, variables: Mapping[str, str]) -> str:
         return self._slot_steps.take(trial.trial_id, submission, nodes=trial.slot.nodes)
@@ -145,6 +146,24 @@ def find_losses(events: Iterable[Mapping[str, Any]]) -> tuple[dict[str, str], st
         elif event["event"] == "attempt-ended":
             kind = event.get("kind")
     return lost, kind
+
+
+def has_reached_ranks(events: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether the ranks of an attempt have begun since a run was last begun. Pure.
+
+    Parameters
+    ----------
+    events
+        Those of its ledger.
+    """
+    has_reached = False
+    for event in events:
+        if event["event"] == "executor-started":
+            has_reached = False
+        elif event["event"] == "attempt-ended":
+            # They are known once all ranks have joined.
+            has_reached = has_reached or bool(event.get("nodes"))
+    return has_reached
 
 
 def explain_all(left_out: Mapping[str, str]) -> str:

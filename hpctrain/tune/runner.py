@@ -53,6 +53,8 @@ class End:
     """Whether a person has stopped it: it does not go on, whatever else it was to do."""
     is_cut_off: bool = False
     """Whether its node was lost, or its job is about to end: it is to go on elsewhere, or later."""
+    has_run: bool = True
+    """Whether its ranks had begun: an end before says nothing of how long it needs."""
     is_orphaned: bool = False
     """Whether its executor was killed, and another one is to go on with it."""
     is_for_all: bool = False

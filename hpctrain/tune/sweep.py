@@ -314,7 +314,7 @@ class Sweep:
                 f"begun, and the others are stopped."
             )
         if (end.is_cut_off or end.is_orphaned) and not is_to_end:
-            self._set_aside(trial, is_job_end=end.is_cut_off)
+            self._set_aside(trial, is_job_end=end.is_cut_off and end.has_run)
             if not trial.state.is_final:
                 self._show(f"{trial.trial_id} is to go on: {end.reason.partition('. ')[0]}")
             if end.is_cut_off and not end.lost_nodes:

@@ -196,6 +196,7 @@ def test_a_node_that_a_trial_has_found_bad_is_left_out_and_the_trial_goes_on_els
             assert end.reason.startswith("no node of this job sees the run directory /x. Choose")
             return
         assert (end.is_cut_off, end.is_for_all, end.lost_nodes) == (True, False, {node: reason})
+        assert not end.has_run
 
 
 def test_nodes_that_another_job_has_found_bad_are_used_in_this_one(
@@ -210,3 +211,22 @@ def test_nodes_that_another_job_has_found_bad_are_used_in_this_one(
     end = runner.look(trial).end
     assert end is not None
     assert (end.is_cut_off, end.failed) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "has_run"),
+    [("start", [], False), ("preemption", ["b"], True), ("time-limit", [], True)],
+)
+def test_a_node_that_is_lost_before_the_ranks_have_begun_is_told_from_one_under_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, nodes: list[str], has_run: bool
+) -> None:
+    runner, trial, paths = make_runner(tmp_path)
+    write_end(paths, RunState.STOPPED, error_type="RunStoppedError")
+    append_event(paths, "attempt-ended", attempt=1, kind="worker", nodes=["b"])
+    append_event(paths, "executor-started")
+    append_event(paths, "attempt-ended", attempt=2, kind=kind, nodes=nodes)
+    append_event(paths, **LOST)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.is_cut_off, end.has_run) == (True, has_run)

@@ -318,3 +318,21 @@ def test_the_ledger_says_how_often_a_trial_that_failed_made_no_progress(tmp_path
         first, _ = run_in_job(runner, tmp_path, how="job end").values()
     assert first.state is TrialState.ERROR
     assert first.without_progress == MAX_ATTEMPTS_WITHOUT_PROGRESS
+
+
+def test_nodes_on_which_a_trial_could_not_begin_do_not_count_against_it(tmp_path: Path) -> None:
+    class Lacking(Breaking):
+        def look(self, trial: Trial) -> Look:
+            if trial.slot.nodes.keys() == {"n5"}:
+                return super().look(trial)
+            del self.at_work[trial.trial_id]
+            lost = dict.fromkeys(trial.slot.nodes, "its /tmp is full")
+            end = End(
+                failed=True, was_stopped=False, is_cut_off=True, has_run=False, lost_nodes=lost
+            )
+            return Look(end=end)
+
+    nodes = MAX_ATTEMPTS_WITHOUT_PROGRESS + 1
+    sweep = make(Lacking(), tmp_path, nodes=nodes, num_samples=1)
+    sweep.run()
+    assert states(sweep) == ["TERMINATED"]
