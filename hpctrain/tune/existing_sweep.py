@@ -12,7 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.tune.ledger import SweepPaths, read_record
+from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
 from hpctrain.tune.place import is_begun
 from hpctrain.tune.trainable import Trainable, name_trainable
 
@@ -37,6 +37,15 @@ def is_to_go_on(paths: SweepPaths) -> bool:
             f"to go on with the sweep."
         )
     return environ.requested_existing() != "restart"
+
+
+def has_job_ended(record: SweepRecord) -> bool:
+    """Return whether the last tuner of a sweep was in a job, or a start of it, that is over.
+
+    Not collective.
+    """
+    here = environ.variable("SLURM_JOB_ID"), environ.restart_count()
+    return record.job_id is not None and (record.job_id, record.restarts) != here
 
 
 def find_paths(config: RunConfig, trainable: Trainable, policy: ExistingPolicy) -> SweepPaths:

@@ -155,6 +155,8 @@ class SweepRecord:
     """Directory of the sweep when it was last begun or restored; empty if that is not known."""
     job_id: str | None = None
     """Job of Slurm in which that was; None if it was in none."""
+    restarts: int = 0
+    """How often Slurm had started that job again by then."""
     earlier_s: float = 0.0
     """Seconds for which tuners ran the sweep before it was last begun or restored."""
     last_s: float = 0.0
@@ -205,7 +207,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
     started: Mapping[str, Any] | None = None
     ended: Mapping[str, Any] | None = None
     trials: dict[str, Trial] = {}
-    in_pickles, path, job_id = set(), "", None
+    in_pickles, path, job_id, restarts = set(), "", None, 0
     earlier_s = last_s = since = 0.0
     reason = None
     for event in events:
@@ -220,11 +222,11 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
         last_s = max(last_s, event["time"] - since)
         if kind == "sweep-started":
             started, path = started or event, event.get("path", path)
-            job_id = event.get("job_id")
+            job_id, restarts = event.get("job_id"), event.get("restarts", 0)
         elif kind == "sweep-restored":
             ended, path = None, event.get("path", path)
             reason = None
-            job_id = event.get("job_id")
+            job_id, restarts = event.get("job_id"), event.get("restarts", 0)
         elif kind == "sweep-ended":
             ended, reason = event, event.get("reason")
         elif kind == "sweep-interrupted":
@@ -263,6 +265,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
         reason=reason or None,
         path=path,
         job_id=job_id,
+        restarts=restarts,
         earlier_s=earlier_s,
         last_s=last_s,
         in_pickles=frozenset(in_pickles),
@@ -360,7 +363,7 @@ _KINDS: Mapping[str, Any] = {
     "path": str,
     "gpus": list,
     "nodes": dict,
-    **dict.fromkeys(("reports", "after", "without_progress", "saved"), int),
+    **dict.fromkeys(("reports", "after", "without_progress", "saved", "restarts"), int),
     **dict.fromkeys(("reason", "metric", "mode", "job_id", "launcher"), (str, type(None))),
     "seed": (int, type(None)),
     **dict.fromkeys(("donor", "checkpoint"), str),

@@ -190,6 +190,16 @@ class LocalRunner:
             record_end(watch.paths, "its executor is gone")
         return False
 
+    def was_asked_to_stop(self, trial: Trial) -> bool:
+        """Return whether the run of a trial has stopped because it was asked to.
+
+        Not collective.
+        """
+        paths = self._watch(trial).paths
+        status = read_status(paths)
+        is_stopped = status is not None and status.state is RunState.STOPPED
+        return is_stopped and paths.stop_request.exists()
+
     def history(self, trial: Trial) -> Sequence[Report]:
         """Return all reports of a trial. Not collective."""
         watch = self._watch(trial)

@@ -89,6 +89,9 @@ class TrialRunner(Protocol):
     def attach(self, trial: Trial) -> bool:
         """Return whether a run that was begun goes on, or has come to an end by itself."""
 
+    def was_asked_to_stop(self, trial: Trial) -> bool:
+        """Return whether a run has stopped because it was asked to, and not with its job."""
+
     def history(self, trial: Trial) -> Sequence[Report]:
         """Return all reports that a trial has made."""
 

@@ -179,7 +179,8 @@ class Sweep:
         trials
             As the ledger has them.
         was_in_job
-            Whether that tuner was in a job: its end is that of the runs that are gone.
+            Whether that tuner was in a job that is over: so ended the runs that are gone, but for
+            those that were asked to stop.
         """
         self._trials.by_id.update(trials)
         unjudged = {name for name, trial in trials.items() if not trial.reports}
@@ -199,13 +200,15 @@ class Sweep:
     def _take_over(
         self, trial: Trial, decision: str, after: int | None, *, was_in_job: bool
     ) -> None:
+        # Before it is looked for: what is gone is written down as stopped then.
+        is_job_end = was_in_job and not self._runner.was_asked_to_stop(trial)
         if not self._runner.attach(trial):
             if trial.state is TrialState.RUNNING:
                 self._decisions.write(trial, decision, after)
             if trial.state is TrialState.STOPPING:
                 self._end(trial, trial.reason, was_stopped=True)
             else:
-                self._set_aside(trial, is_job_end=was_in_job)
+                self._set_aside(trial, is_job_end=is_job_end)
             return
         self._starts.keep(trial)
         if trial.state is not TrialState.RUNNING or self._metrics.has_refused(trial):

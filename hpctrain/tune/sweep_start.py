@@ -50,6 +50,7 @@ def begin_sweep(
         format=1,
         path=str(paths.root),
         job_id=environ.variable("SLURM_JOB_ID"),
+        restarts=environ.restart_count(),
         trainable=trainable,
         metric=metric,
         mode=mode,
@@ -83,5 +84,6 @@ def restore_sweep(
         "sweep-restored",
         path=str(paths.root),
         job_id=environ.variable("SLURM_JOB_ID"),
+        restarts=environ.restart_count(),
         earlier_s=spent_s,
     )

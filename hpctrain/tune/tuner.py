@@ -21,7 +21,7 @@ from hpctrain.ray_names import INSTEAD_OF_FIELDS
 from hpctrain.rundir.files import remove_unfinished
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.tune.existing_sweep import refuse_existing
+from hpctrain.tune.existing_sweep import has_job_ended, refuse_existing
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.job_end import JobEnd
 from hpctrain.tune.ledger import (
@@ -319,7 +319,7 @@ class Tuner:
         self._show(
             f"sweep {paths.root.name} goes on: {ended} of {len(record.trials)} trials have ended"
         )
-        sweep.adopt(record.trials, was_in_job=record.job_id is not None)
+        sweep.adopt(record.trials, was_in_job=has_job_ended(record))
         for trial in list(sweep.trials.values()):
             if trial.state in self._retries:
                 if self._restarts_errored and paths.run(trial.trial_id).exists():

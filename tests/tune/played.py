@@ -50,6 +50,8 @@ class FakeRunner:
     made: dict[str, list[Report]] = field(default_factory=dict)
     most_at_work: int = 0
     asked: list[str] = field(default_factory=list)
+    asked_by_person: list[str] = field(default_factory=list)
+    """Runs that a person has stopped while there was no tuner."""
     ended: list[str] = field(default_factory=list)
     let_on: list[tuple[str, int]] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
@@ -81,6 +83,9 @@ class FakeRunner:
 
     def attach(self, trial: Trial) -> bool:
         return trial.trial_id in self.at_work
+
+    def was_asked_to_stop(self, trial: Trial) -> bool:
+        return trial.trial_id in self.asked_by_person
 
     def history(self, trial: Trial) -> Sequence[Report]:
         return self.made.get(trial.trial_id, [])

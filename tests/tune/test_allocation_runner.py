@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpctrain.execute.process import process_start_time
+from hpctrain.launch.cancel import request_stop
 from hpctrain.rundir.ledger import append_event
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
@@ -230,3 +231,23 @@ def test_a_node_that_is_lost_before_the_ranks_have_begun_is_told_from_one_under_
     end = runner.look(trial).end
     assert end is not None
     assert (end.is_cut_off, end.has_run) == (True, has_run)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_asked", "was_asked"),
+    [
+        (RunState.STOPPED, True, True),
+        (RunState.STOPPED, False, False),
+        # Its job ended before it could stop.
+        (RunState.RUNNING, True, False),
+    ],
+)
+def test_a_run_that_was_asked_to_stop_is_told_from_one_that_ended_with_its_job(
+    tmp_path: Path, state: RunState, is_asked: bool, was_asked: bool
+) -> None:
+    runner, trial, paths = make_runner(tmp_path)
+    assert not runner.was_asked_to_stop(trial)
+    write_end(paths, state, error_type="RunStoppedError")
+    if is_asked:
+        request_stop(paths)
+    assert runner.was_asked_to_stop(trial) is was_asked

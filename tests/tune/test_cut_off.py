@@ -336,3 +336,12 @@ def test_nodes_on_which_a_trial_could_not_begin_do_not_count_against_it(tmp_path
     sweep = make(Lacking(), tmp_path, nodes=nodes, num_samples=1)
     sweep.run()
     assert states(sweep) == ["TERMINATED"]
+
+
+def test_runs_that_a_person_stopped_after_their_tuner_had_died_do_not_count(tmp_path: Path) -> None:
+    runner = endless()
+    for _ in range(MAX_ATTEMPTS_WITHOUT_PROGRESS + 1):
+        trials = run_in_job(runner, tmp_path, how="killed")
+        runner.asked_by_person = ["trial_00000"]
+    assert {trial.state for trial in trials.values()} == {TrialState.RUNNING}
+    assert trials["trial_00000"].without_progress == 0

@@ -6,8 +6,11 @@ import pytest
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
-from hpctrain.tune.existing_sweep import find_paths, is_to_go_on
-from hpctrain.tune.ledger import SweepLedger, SweepPaths
+from hpctrain.tune.existing_sweep import find_paths, has_job_ended, is_to_go_on
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.sweep import Sweep
+from hpctrain.tune.tune_config import TuneConfig
+from hpctrain.tune.tuner import Tuner
 from tests.closed import closed_directory
 
 
@@ -76,3 +79,48 @@ def test_a_job_that_slurm_starts_again_goes_on_whatever_the_variable_says(
     monkeypatch.setenv("HPCTRAIN_EXISTING", "restart")
     assert is_to_go_on(begun(tmp_path / "mine", job_id="7"))
     assert not is_to_go_on(begun(tmp_path / "another", job_id="6"))
+
+
+@pytest.mark.parametrize(
+    ("job_id", "restarts", "has_ended"),
+    [("7", "1", False), ("7", "2", True), ("8", "1", True), (None, None, True)],
+)
+def test_another_job_or_another_start_of_it_says_that_that_of_the_last_tuner_is_over(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job_id: str | None,
+    restarts: str | None,
+    has_ended: bool,
+):
+    for name, value in (("SLURM_JOB_ID", job_id), ("SLURM_RESTART_COUNT", restarts)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    paths = begun(tmp_path, job_id="7")
+    # That of a version that does not write how often the job was started again.
+    assert has_job_ended(read_record(paths))
+    SweepLedger(paths=paths).append("sweep-restored", job_id="7", restarts=1)
+    assert has_job_ended(read_record(paths)) is has_ended
+    SweepLedger(paths=paths).append("sweep-restored", job_id=None, restarts=0)
+    assert not has_job_ended(read_record(paths))
+
+
+def test_a_tuner_counts_an_end_of_its_trials_only_in_another_start_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen = []
+
+    def adopt(self: Sweep, trials: object, *, was_in_job: bool) -> None:
+        seen.append(was_in_job)
+
+    monkeypatch.setattr(Sweep, "adopt", adopt)
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    tuner = Tuner(train, run_config=config(tmp_path), tune_config=TuneConfig(time_budget_s=1e-9))
+    for restarts in ("0", "0", "1", "1", "2"):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        tuner.fit()
+        record = read_record(SweepPaths(root=tmp_path / "sweep"))
+        assert (record.job_id, record.restarts) == ("7", int(restarts))
+        tuner = Tuner.restore(tmp_path / "sweep", train)
+    assert seen == [False, True, False, True]
