@@ -73,7 +73,7 @@ class AllocationRunner(LocalRunner):
             and status.job_id is not None
             and _is_elsewhere(status)
             and (not status.state.is_final or _failed_with_its_job(paths, status))
-            and not job_is_alive(status.job_id)
+            and (_is_own(status) or not job_is_alive(status.job_id))
         ):
             _end_leftover(paths, status)
             with suppress(OSError):
@@ -203,9 +203,19 @@ def _hosts() -> set[str]:
         return {""}
 
 
+def _is_own(status: RunStatus) -> bool:
+    """Return whether a run is, or was, in the job of this process, in whichever start of it."""
+    return status.job_id is not None and status.job_id == environ.variable("SLURM_JOB_ID")
+
+
 def _is_elsewhere(status: RunStatus) -> bool:
-    """Return whether a run is, or was, in another job than this process."""
-    return status.job_id not in (None, environ.variable("SLURM_JOB_ID"))
+    """Return whether a run is, or was, in another job than this process, or another start of it.
+
+    A job that is queued again keeps its number, and may begin on other nodes.
+    """
+    if _is_own(status):
+        return environ.restart_count() > status.restarts
+    return status.job_id is not None
 
 
 def _failed_with_its_job(paths: RunPaths, status: RunStatus) -> bool:

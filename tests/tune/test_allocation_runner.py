@@ -251,3 +251,38 @@ def test_a_run_that_was_asked_to_stop_is_told_from_one_that_ended_with_its_job(
     if is_asked:
         request_stop(paths)
     assert runner.was_asked_to_stop(trial) is was_asked
+
+
+@pytest.mark.parametrize("error_type", ["LaunchError", "NodeLostError"])
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_trial_that_failed_with_a_start_of_its_job_goes_on_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_type: str, restarts: int
+) -> None:
+    """A job that is queued again keeps its number, and Slurm says that it runs."""
+    monkeypatch.setattr(allocation_runner, "job_is_alive", lambda job_id: True)
+    monkeypatch.setattr(allocation_runner, "allocated_hosts", lambda: ["a", "b"])
+    monkeypatch.setattr(allocation_runner, "_test_nodes", lambda nodes: {})
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    runner, trial, paths = make_runner(tmp_path)
+    trial.slot = Slot(nodes={"b": 1})
+    write_end(paths, RunState.FAILED, error_type=error_type, restarts=restarts)
+    append_event(paths, "node-bad", node="b", reason="it is silent", job_id="7")
+    append_event(paths, **LOST)
+    is_over = restarts == 1
+    end = runner.look(trial).end
+    assert end is not None
+    assert (end.is_orphaned, bool(end.lost_nodes)) == (is_over, not is_over)
+    assert runner.attach(trial) is not is_over
+
+
+@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.RUNNING])
+def test_only_what_was_at_work_is_ended_with_an_earlier_start_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState
+) -> None:
+    monkeypatch.setattr(allocation_runner, "job_is_alive", lambda job_id: True)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    runner, trial, paths = make_runner(tmp_path)
+    write_end(paths, state, error_type="")
+    assert runner.attach(trial) is (state is RunState.FINISHED)
