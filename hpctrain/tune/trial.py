@@ -223,7 +223,8 @@ class Trial:
         """
         self.config, self.transfer = origin.transfer.config, None
         self.origins = (*self.origins, origin)
-        self.saved = min(self.saved, origin.transfer.iteration)
+        # What another one has saved is no progress of this one.
+        self.saved = origin.transfer.iteration
         # The next reports are of another configuration, whatever was reported before.
         self.most_reports = min(self.most_reports, origin.report)
 

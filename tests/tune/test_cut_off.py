@@ -20,7 +20,7 @@ from hpctrain.tune.runner import End, Look, Saved
 from hpctrain.tune.schedulers import FIFOScheduler, HyperBandScheduler
 from hpctrain.tune.slots import Need
 from hpctrain.tune.sweep import Sweep
-from hpctrain.tune.trial import Trial, TrialState
+from hpctrain.tune.trial import Origin, Transfer, Trial, TrialState
 from tests.tune.test_sweep import FakeRunner, Script, make_sweep, states
 
 
@@ -345,3 +345,22 @@ def test_runs_that_a_person_stopped_after_their_tuner_had_died_do_not_count(tmp_
         runner.asked_by_person = ["trial_00000"]
     assert {trial.state for trial in trials.values()} == {TrialState.RUNNING}
     assert trials["trial_00000"].without_progress == 0
+
+
+@pytest.mark.parametrize("iteration", [1, 9])
+def test_the_checkpoint_of_another_trial_is_no_progress(iteration: int) -> None:
+    trial = Trial(trial_id="trial_00000", config={})
+    trial.note_job_end(3)
+    assert trial.note_job_end(3) == {"without_progress": 1, "saved": 3}
+    transfer = Transfer(
+        number=1,
+        time=0.0,
+        donor="trial_00001",
+        checkpoint="checkpoint_000000",
+        iteration=iteration,
+        seconds=0.0,
+        config={},
+    )
+    trial.receive(Origin(transfer=transfer, report=4, attempt=1))
+    assert trial.note_job_end(iteration) == {"without_progress": 2, "saved": iteration}
+    assert trial.note_job_end(iteration + 1) == {"without_progress": 0, "saved": iteration + 1}
