@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hpctrain.tune.schedulers.scheduler import TrialScheduler
 from hpctrain.tune.stops import Stops
+from hpctrain.tune.sweep_lines import describe_end
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trials import ChangeTrial
@@ -20,10 +23,23 @@ class Decisions:
         Know whether a trial can go on later.
     change
         Writes an event of a trial down, and lets it count.
+    end
+        Ends a trial without a run, given the reason.
+    show
+        Is sent a line when it does.
     """
 
-    def __init__(self, stops: Stops, transfers: Transfers, change: ChangeTrial) -> None:
-        self._stops, self._transfers, self._change = stops, transfers, change
+    def __init__(
+        self,
+        stops: Stops,
+        transfers: Transfers,
+        *,
+        change: ChangeTrial,
+        end: Callable[..., None],
+        show: Callable[[str], None],
+    ) -> None:
+        self._stops, self._transfers = stops, transfers
+        self._change, self._end, self._show = change, end, show
 
     def apply(self, trial: Trial, decision: str, after: int | None = None) -> None:
         """Carry out a decision of the scheduler. Not collective.
@@ -58,10 +74,17 @@ class Decisions:
             return False
         return True
 
-    def stop(self, trial: Trial, reason: str) -> None:
-        """Stop a trial for good after what it has reported. Not collective."""
-        self._note_stop(trial, reason, trial.reports)
-        self._stops.ask(trial)
+    def stop_for_good(self, trial: Trial, reason: str) -> None:
+        """End a trial, unless it has ended; a run that goes on is asked to stop.
+
+        Not collective. What the trial has reported is its result.
+        """
+        if trial.state in (TrialState.RUNNING, TrialState.PAUSING):
+            self._note_stop(trial, reason, trial.reports)
+            self._stops.ask(trial)
+        elif trial.state in (TrialState.PENDING, TrialState.PAUSED):
+            self._end(trial, reason, was_stopped=True)
+            self._show(f"{trial.trial_id} {describe_end(trial)}")
 
     def _note_stop(self, trial: Trial, reason: str, after: int) -> None:
         trial.stopped_after = after

@@ -30,7 +30,7 @@ from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.starts import Starts
 from hpctrain.tune.stops import Stops
-from hpctrain.tune.sweep_lines import describe_end, explain_silence
+from hpctrain.tune.sweep_lines import describe_end, explain_end_of_all, explain_silence
 from hpctrain.tune.sweep_rules import SweepRules
 from hpctrain.tune.transfers import Transfers
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
@@ -97,7 +97,9 @@ class Sweep:
             need_of=runner.need_of,
             fail=self._fail,
         )
-        self._decisions = Decisions(self._stops, self._transfers, self._change)
+        self._decisions = Decisions(
+            self._stops, self._transfers, change=self._change, end=self._end, show=show
+        )
         self._starts = Starts(
             self._trials,
             self._queue,
@@ -111,8 +113,7 @@ class Sweep:
         self._rules, self._show, self._clock = rules, show, clock
         self._interruptions, self._cut_off = interruptions, ""
         self._error: HpctrainError | None = None
-        self._has_ended, self._has_reports = False, False
-        self._is_interrupted = False
+        self._has_ended, self._has_reports, self._is_interrupted = False, False, False
         scheduler.set_population(self._queue)
 
     @property
@@ -262,17 +263,7 @@ class Sweep:
         """End the trials that a person has stopped."""
         for trial_id in self._interruptions.find_stopped():
             if (trial := self.trials.get(trial_id)) is not None:
-                self._stop_for_good(trial, REASON)
-
-    def _stop_for_good(self, trial: Trial, reason: str) -> None:
-        """End a trial, unless it has ended; a run that goes on is asked to stop."""
-        if trial.state.is_final or trial.state is TrialState.STOPPING:
-            return
-        if trial in self._trials.at_work:
-            self._decisions.stop(trial, reason)
-        else:
-            self._end(trial, reason, was_stopped=True)
-            self._show(f"{trial.trial_id} {describe_end(trial)}")
+                self._decisions.stop_for_good(trial, REASON)
 
     def _take_report(self, trial: Trial, report: Report) -> None:
         is_old = report.number <= trial.reports and report.attempt <= trial.attempt
@@ -302,7 +293,7 @@ class Sweep:
         for trial_id in self._learners.take_stops():
             trial = self.trials[trial_id]
             reason = f"stopped by the scheduler after report {trial.reports}"
-            self._stop_for_good(trial, reason)
+            self._decisions.stop_for_good(trial, reason)
 
     def _take_end(self, trial: Trial, end: End) -> None:
         is_to_end = (was_stopping := trial.state is TrialState.STOPPING) or end.is_for_good
@@ -312,10 +303,7 @@ class Sweep:
             self._set_aside(trial)
             if self._is_interrupted:
                 return
-            raise LaunchError(
-                f"{trial.trial_id}: {end.reason} All trials would fail like this one: no more are "
-                f"begun, and the others are stopped."
-            )
+            raise LaunchError(explain_end_of_all(trial, end.reason))
         if (end.is_cut_off or end.is_orphaned) and not is_to_end:
             self._set_aside(trial, is_job_end=end.is_cut_off and end.has_run)
             if not trial.state.is_final:
@@ -379,8 +367,7 @@ class Sweep:
         self.reason, self._queue.is_closed = reason, True
         self._show(f"{reason}: stopping {len(self._trials.at_work)} trials")
         for trial in self._trials.at_work:
-            if trial.state is not TrialState.STOPPING:
-                self._decisions.stop(trial, f"stopped: {reason}")
+            self._decisions.stop_for_good(trial, f"stopped: {reason}")
         for trial in self._trials.waiting:
             if trial.state is TrialState.PAUSED:
                 self._end(trial, f"stopped: {reason}", was_stopped=True)

@@ -20,6 +20,14 @@ def explain_silence(trial: Trial) -> str:
     return "" if trial.reports else "finished without a report"
 
 
+def explain_end_of_all(trial: Trial, reason: str) -> str:
+    """Return why a sweep ends with a trial that has failed for what all nodes lack. Pure."""
+    return (
+        f"{trial.trial_id}: {reason} All trials would fail like this one: no more are begun, and "
+        f"the others are stopped."
+    )
+
+
 def describe_values(values: Mapping[str, Any]) -> str:
     """Return the first values of a configuration, or of metrics. Pure."""
     return format_metrics(readable(values), most=4)
