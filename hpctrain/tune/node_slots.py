@@ -184,14 +184,16 @@ class NodeSlots(TakenSlots[Mapping[str, int]]):
             each += f", {counted(need.gpus_each, 'GPU')}"
         if need.mem_bytes_each:
             each += f", {need.mem_bytes_each / 2**30:.3g} GiB"
-        nodes = "" if need.num_nodes is None else f" on {need.num_nodes} nodes"
+        nodes = "" if need.num_nodes is None else f" on {counted(need.num_nodes, 'node')}"
         named = [f"{node}: {why}" for node, why in [*self.lost.items()][:_MOST_NAMED]]
-        lost = f" ({len(self.lost)} more are lost: {'; '.join(named)})" if self.lost else ""
+        verb = "is" if len(self.lost) == 1 else "are"
+        lost = f" ({len(self.lost)} more {verb} lost: {'; '.join(named)})" if self.lost else ""
         held = describe_counts(rooms) if any(rooms) else "none"
+        hold, empty = ("holds", "it is") if len(rooms) == 1 else ("hold", "they are")
         return (
             f"{trial} needs {counted(need.workers, 'worker')} with {each} each"
-            f"{nodes}: the {len(rooms)} nodes of this allocation{lost} hold {held} of them when "
-            f"they are empty."
+            f"{nodes}: the {counted(len(rooms), 'node')} of this allocation{lost} {hold} {held} of "
+            f"them when {empty} empty."
         )
 
 

@@ -476,7 +476,7 @@ def test_trials_that_the_nodes_left_do_not_hold_go_on_in_another_job(
             virtual_slurm.power_off(node)
             # So that a job script with a chain submits the next one.
             assert process.wait(TIMEOUT_S) == RunStoppedError.exit_code, printed(tmp_path)
-        assert f"(1 more are lost: {node}: " in printed(tmp_path)
+        assert f"(1 more is lost: {node}: " in printed(tmp_path)
         assert record(tmp_path).trials["trial_00000"].state.value == "PENDING"
         assert record(tmp_path).ended is None
         (tmp_path / "go").touch()

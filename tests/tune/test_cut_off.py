@@ -181,7 +181,7 @@ def test_a_last_node_that_cannot_be_used_any_more_fails_no_trial(tmp_path: Path)
             return Look(end=end)
 
     sweep = make(Full(), tmp_path, nodes=1, num_samples=5)
-    with pytest.raises(RunStoppedError, match="1 more are lost: n0: /scratch is full"):
+    with pytest.raises(RunStoppedError, match="1 more is lost: n0: /scratch is full"):
         sweep.run()
     assert states(sweep) == ["TERMINATED", "TERMINATED", "PENDING"]
 

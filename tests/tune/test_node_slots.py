@@ -223,7 +223,7 @@ def test_a_lost_node_is_left_out_and_what_no_longer_fits_waits_for_others() -> N
     slots.give_back("old")
     assert slots.fits(Need(cpus=1))
     with pytest.raises(
-        NoRoomLeftError, match=r"1 nodes of this allocation \(1 more are lost: b: s"
+        NoRoomLeftError, match=r"the 1 node of this allocation \(1 more is lost: b: s"
     ):
         slots.take("t", Need(cpus=4, workers=2, num_nodes=2))
     with pytest.raises(ConfigError, match="on 3 nodes"):
