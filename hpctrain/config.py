@@ -83,7 +83,8 @@ class FailureConfig:
     max_failures: int = 0
     """Restarts after a failed rank, from the newest checkpoint."""
     fail_fast: bool | Literal["raise"] = False
-    """Ray Tune's: True and ``"raise"`` only mean that `max_failures` is 0."""
+    """Of a sweep: True ends it at the first trial that fails, and with ``"raise"`` its ``fit()``
+    raises that error. Of a run both only mean that `max_failures` is 0."""
     controller_failure_limit: int = -1
     """Restarts after ranks could not be started for a transient reason, or their executor died."""
     max_preemption_failures: int = -1
