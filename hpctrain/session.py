@@ -27,7 +27,7 @@ __all__ = [
 
 
 def get_experiment_name() -> str:
-    """Return the name of the run. Not collective."""
+    """Return the name of the sweep, in a trial of one; else that of the run. Not collective."""
     return get_context().get_experiment_name()
 
 
@@ -57,12 +57,12 @@ def get_node_rank() -> int:
 
 
 def get_trial_name() -> str:
-    """Return the name of the run, which is its only trial. Not collective."""
+    """Return the name of the run, which is a trial, or the only one. Not collective."""
     return get_context().get_trial_name()
 
 
 def get_trial_id() -> str:
-    """Return the name of the run, which is its only trial. Not collective."""
+    """Return the name of the run, which is a trial, or the only one. Not collective."""
     return get_context().get_trial_id()
 
 

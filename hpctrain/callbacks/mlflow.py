@@ -213,7 +213,7 @@ def setup_mlflow(
         mlflow.set_registry_uri(registry_uri)
     client = mlflow.MlflowClient()
     run_context = RunContext(
-        name=context.get_experiment_name(),
+        name=context.get_trial_name(),
         path=context.get_storage(),
         attempt=0,
         world_size=context.get_world_size(),

@@ -163,7 +163,7 @@ def setup_wandb(
         import wandb
 
         return wandb.init(mode="disabled")
-    name = context.get_experiment_name()
+    name = context.get_trial_name()
     run_id = read_run_id(RunPaths(context.get_storage())) or name
     sweep = sweep_of(context.get_storage())
     arguments: dict[str, Any] = {"id": f"{run_id}-{rank}", "name": name, "group": sweep}

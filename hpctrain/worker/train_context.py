@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import ConfigError
+from hpctrain.rundir.sweep import sweep_of
 from hpctrain.world import World
 
 
@@ -55,19 +56,19 @@ class TrainContext:
         return self.world.node_rank
 
     def get_experiment_name(self) -> str:
-        """Return the name of the run. Not collective."""
-        return self.name
+        """Return the name of the sweep, in a trial of one; else that of the run. Not collective."""
+        return sweep_of(self.storage) or self.name
 
     def get_storage(self) -> Path:
         """Return the run directory. Not collective."""
         return self.storage
 
     def get_trial_name(self) -> str:
-        """Return the name of the run, which is its only trial. Not collective."""
+        """Return the name of the run, which is a trial, or the only one. Not collective."""
         return self.name
 
     def get_trial_id(self) -> str:
-        """Return the name of the run, which is its only trial. Not collective."""
+        """Return the name of the run, which is a trial, or the only one. Not collective."""
         return self.name
 
     def get_trial_dir(self) -> str:

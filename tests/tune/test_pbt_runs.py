@@ -28,7 +28,7 @@ SCRIPT = """
     from hpctrain.tune.schedulers import PopulationBasedTraining
 
     def train(config):
-        own, folder = hpctrain.get_context().get_experiment_name(), Path(config["folder"])
+        own, folder = hpctrain.get_context().get_trial_name(), Path(config["folder"])
         checkpoint = hpctrain.get_checkpoint()
         state = [] if checkpoint is None else checkpoint.to_dict()["state"]
         deadline = time.monotonic() + 100

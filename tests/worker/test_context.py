@@ -125,6 +125,22 @@ def test_a_training_function_sees_where_it_stands(
     assert not is_active()
 
 
+def in_a_sweep(worker: ActiveWorker, sweep: Path) -> ActiveWorker:
+    """Return a worker of a run in the directory of a sweep."""
+    sweep.mkdir()
+    (sweep / "tune.jsonl").touch()
+    return replace(worker, context=replace(worker.context, storage=sweep / "run"))
+
+
+def test_a_trial_is_of_an_experiment_that_is_called_as_its_sweep(
+    make_worker: Callable[..., ActiveWorker], tmp_path: Path
+):
+    with activate(in_a_sweep(make_worker(), tmp_path / "sweep")):
+        context = hpctrain.get_context()
+        assert context.get_experiment_name() == "sweep"
+        assert context.get_trial_name() == context.get_trial_id() == "run"
+
+
 def test_the_training_function_is_over_even_if_it_raised(make_worker: Callable[..., ActiveWorker]):
     with pytest.raises(KeyError), activate(make_worker()):
         raise KeyError
