@@ -68,7 +68,10 @@ _OTHER_RULE = (
     "there are ASHAScheduler, HyperBandScheduler, MedianStoppingRule and PopulationBasedTraining; "
     "subclass TrialScheduler for another rule."
 )
-_REPORTS_ITSELF = "report() inside of a trial is of the trial: leave the callback out."
+_TUNES_TRAINERS = (
+    "a trial starts no trainer: give Tuner the trainer itself, without the callback: "
+    "Tuner(trainer, param_space={'train_loop_config': ..., 'scaling_config': ...})."
+)
 _RESOURCES = "ScalingConfig says what a trial needs."
 _TUNE_UTILS: Mapping[str, str] = {
     "wait_for_gpu": "a trial has GPUs of its own, and the trial before it has ended.",
@@ -100,7 +103,7 @@ _TUNE_MODULES: Mapping[str, Mapping[str, str]] = {
         ("TuneCallback", "TuneReportCallback", "TuneReportCheckpointCallback"),
         "use hpctrain.lightning.ReportCallback, which reports the metrics of each epoch.",
     ),
-    "hpctrain.tune.integration.ray_train": {"TuneReportCallback": _REPORTS_ITSELF},
+    "hpctrain.tune.integration.ray_train": {"TuneReportCallback": _TUNES_TRAINERS},
     "hpctrain.tune.integration.xgboost": {
         "TuneReportCallback": "use TuneReportCheckpointCallback."
     },

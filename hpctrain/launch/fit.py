@@ -380,13 +380,19 @@ def _begin(
 
 def refuse_nested_fit(method: str) -> None:
     """Refuse ``fit()`` or ``submit()`` inside a training function. Not collective."""
+    from hpctrain.rundir.sweep import sweep_of
     from hpctrain.worker import context
 
     if context.is_active():
         world = context.active_worker(f"{method}()").context
+        instead = (
+            "To tune a trainer, give Tuner the trainer itself: Tuner(trainer, param_space="
+            "{'train_loop_config': ..., 'scaling_config': ...})."
+            if sweep_of(world.get_storage()) is not None
+            else "Call it before or after the fit() that this function runs in, or start a process "
+            "for it: subprocess.run([sys.executable, 'other.py'])."
+        )
         raise ConfigError(
             f"{method}() was called inside a training function, by rank {world.get_world_rank()} "
-            f"of {world.get_world_size()}. A rank starts no ranks of its own. Call it before or "
-            f"after the fit() that this function runs in, or start a process for it: "
-            f"subprocess.run([sys.executable, 'other.py'])."
+            f"of {world.get_world_size()}. A rank starts no ranks of its own. {instead}"
         )

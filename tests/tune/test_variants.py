@@ -512,7 +512,7 @@ def test_the_base_of_a_logarithm_makes_no_difference() -> None:
         ("search.sample", "LogUniform", "tune.loguniform"),
         ("integration.keras", "TuneReportCheckpointCallback", "ReportCheckpointCallback"),
         ("integration.pytorch_lightning", "TuneReportCheckpointCallback", "ReportCallback"),
-        ("integration.ray_train", "TuneReportCallback", "leave the callback out"),
+        ("integration.ray_train", "TuneReportCallback", "give Tuner the trainer itself"),
         ("integration.xgboost", "TuneReportCallback", "TuneReportCheckpointCallback"),
     ],
 )

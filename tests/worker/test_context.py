@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hpctrain
-from hpctrain import collective
+from hpctrain import DataParallelTrainer, collective
 from hpctrain.errors import ConfigError, WorkerContextError
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
@@ -139,6 +139,17 @@ def test_a_trial_is_of_an_experiment_that_is_called_as_its_sweep(
         context = hpctrain.get_context()
         assert context.get_experiment_name() == "sweep"
         assert context.get_trial_name() == context.get_trial_id() == "run"
+
+
+def test_a_trainer_in_a_trial_is_refused_with_how_to_tune_it(
+    make_worker: Callable[..., ActiveWorker], tmp_path: Path
+):
+    trainer = DataParallelTrainer(lambda: None)
+    with activate(make_worker()), pytest.raises(ConfigError, match=r"after the fit\(\) that"):
+        trainer.fit()
+    worker = in_a_sweep(make_worker(), tmp_path / "sweep")
+    with activate(worker), pytest.raises(ConfigError, match="give Tuner the trainer itself: Tu"):
+        trainer.fit()
 
 
 def test_the_training_function_is_over_even_if_it_raised(make_worker: Callable[..., ActiveWorker]):
