@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
+from hpctrain.rundir.closed import describe_closed
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.writers import name_of_user
 
 _MOST = 3
 
@@ -39,7 +38,7 @@ def explain_closed(root: Path) -> str:
     except PermissionError as error:
         return (
             f"{root} may be a run, but user {os.geteuid()} may not look into it "
-            f"({error.strerror}): {_describe(root)}."
+            f"({error.strerror}): {describe_closed(root)}."
         )
     except OSError:
         pass
@@ -59,17 +58,3 @@ def say_closed(storage: Path) -> None:
         say(f"warning: {why}")
     if (more := len(found) - _MOST) > 0:
         say(f"warning: and {more} more.")
-
-
-def _describe(root: Path) -> str:
-    """Return whose directory is closed: it, or the first one above that can be seen at all."""
-    absolute = root.absolute()
-    for place in (absolute, *absolute.parents):
-        try:
-            found = os.stat(place)
-        except OSError:
-            continue
-        what = "it" if place == absolute else str(place)
-        mode = stat.S_IMODE(found.st_mode)
-        return f"{what} belongs to {name_of_user(found.st_uid)}, and has mode {mode:04o}"
-    return "its owner is not known"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.config import ExistingPolicy, RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.storage import errors_of_storage
+from hpctrain.rundir.closed import describe_closed
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
@@ -81,6 +85,26 @@ def find_paths(config: RunConfig, trainable: Trainable, policy: ExistingPolicy) 
         if is_begun(paths):
             refuse_existing(paths, policy)
     return paths
+
+
+@contextmanager
+def errors_of_closed(paths: SweepPaths) -> Iterator[None]:
+    """Name the owner of a sweep that this user may not read. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        Then.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        closed = Path(os.fsdecode(error.filename or paths.root))
+        raise ConfigError(
+            f"{paths.root} may be a sweep, but user {os.geteuid()} may not read {closed} "
+            f"({error.strerror}): {describe_closed(closed)}. A sweep goes on for its owner alone: "
+            f"restore one that is yours, or begin another one in a storage_path that is yours."
+        ) from error
 
 
 def refuse_existing(paths: SweepPaths, policy: ExistingPolicy) -> None:

@@ -21,7 +21,7 @@ from hpctrain.ray_names import INSTEAD_OF_FIELDS
 from hpctrain.rundir.files import remove_unfinished
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.tune.existing_sweep import has_job_ended, refuse_existing
+from hpctrain.tune.existing_sweep import errors_of_closed, has_job_ended, refuse_existing
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.job_end import JobEnd
 from hpctrain.tune.ledger import (
@@ -206,11 +206,12 @@ class Tuner:
         Raises
         ------
         ConfigError
-            If there is a `storage_filesystem`.
+            If there is a `storage_filesystem`, or another user has closed the directory.
         """
         _refuse_filesystem(storage_filesystem)
         paths = SweepPaths(root=expand_home(path))
-        return paths.tuner.is_file() and has_sweep(paths)
+        with errors_of_closed(paths):
+            return paths.tuner.is_file() and has_sweep(paths)
 
     @classmethod
     def restore(
@@ -250,12 +251,13 @@ class Tuner:
         Raises
         ------
         ConfigError
-            If there is no sweep, others could have written its pickle, the search space is
-            another one, or trials are not to be resumed.
+            If there is no sweep, another user has closed its directory, others could have written
+            its pickle, the search space is another one, or trials are not to be resumed.
         """
         _refuse_filesystem(storage_filesystem)
         paths = SweepPaths(root=expand_home(path).absolute())
-        read_record(paths)
+        with errors_of_closed(paths):
+            read_record(paths)
         check_run_directory(paths.root)
         if resume_errored and restart_errored:
             raise ConfigError(

@@ -59,6 +59,16 @@ def test_a_directory_that_is_closed_to_this_user_is_named(closed: str):
         find_paths(config(storage, "run"), train, "auto")
 
 
+@pytest.mark.parametrize("closed", ["storage", "run"])
+def test_a_sweep_that_is_closed_to_this_user_is_not_restored(closed: str):
+    message = r"/run/t\w+\.\w+ \(Permission denied\): .* and has mode 0000\. .* that is yours"
+    with closed_directory(closed) as storage:
+        with pytest.raises(ConfigError, match=message):
+            Tuner.restore(storage / "run", train)
+        with pytest.raises(ConfigError, match=message):
+            Tuner.can_restore(storage / "run")
+
+
 @pytest.mark.parametrize(("existing", "goes_on"), [("", True), ("auto", True), ("restart", False)])
 def test_the_variable_wins_over_what_a_script_restores(
     existing: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
