@@ -260,7 +260,18 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
     line = _wrap(line, width, indent=2)
     if found["state"] in ("interrupted", "stopped"):
         line += f"\ngo on with: Tuner.restore({found['path']!r}, trainable).fit()"
+        line += _explain_retry(found["trials"])
     return line
+
+
+def _explain_retry(trials: Sequence[dict[str, Any]]) -> str:
+    """Return how trials that have failed run again, too; empty if there are none."""
+    from hpctrain.tune.metric_check import is_unreported
+
+    reasons = [trial["reason"] or "" for trial in trials if trial["state"] == "ERROR"]
+    if any(map(is_unreported, reasons)):
+        return "\n  with restart_errored=True trials that failed begin anew: mend the function"
+    return "\n  with resume_errored=True trials that failed go on, too" if reasons else ""
 
 
 def _row(trial: dict[str, Any], *, has_jobs: bool) -> list[str]:

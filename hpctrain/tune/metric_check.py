@@ -12,8 +12,16 @@ from hpctrain.tune.trial import Trial, TrialState
 _AT_WORK = (TrialState.RUNNING, TrialState.PAUSING)
 
 
+_NEEDS_IT = "The first report of each trial needs it: "
+
+
 class UnreportedMetricError(ConfigError):
     """That no trial of a sweep has reported what it compares, and one should have."""
+
+
+def is_unreported(reason: str) -> bool:
+    """Return whether that is why a trial has failed. Pure."""
+    return _NEEDS_IT in reason
 
 
 class MetricCheck:
@@ -147,7 +155,6 @@ class MetricCheck:
     def _explain(self, trial: Trial, metric: str, what: str) -> str:
         known = f" {explain_unknown(metric, all_names(trial.metrics))}" if trial.reports else ""
         return (
-            f"{trial.trial_id} {what}, which {self._metrics[metric]} names.{known} The first "
-            f"report of each trial needs it: hpctrain.report({{{metric!r}: None}}) where it is not "
-            f"measured yet."
+            f"{trial.trial_id} {what}, which {self._metrics[metric]} names.{known} "
+            f"{_NEEDS_IT}hpctrain.report({{{metric!r}: None}}) where it is not measured yet."
         )

@@ -16,6 +16,8 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
+from hpctrain.tune.metric_check import MetricCheck, UnreportedMetricError
+from hpctrain.tune.runner import Report
 from hpctrain.tune.trial import Trial
 from tests.cli.test_json_output import check
 
@@ -82,9 +84,10 @@ def hpctrain_tune(*words: object, code: int = 0) -> str:
 
 
 def test_the_trials_are_listed_and_how_to_go_on(sweep: Path) -> None:
-    head, way, columns, *rows = hpctrain_tune("status", sweep).splitlines()
+    head, way, retry, columns, *rows = hpctrain_tune("status", sweep).splitlines()
     assert head == f"{sweep.name}: interrupted, 3 trials (1 TERMINATED, 1 ERROR, 1 RUNNING)"
     assert way == f"go on with: Tuner.restore('{sweep}', trainable).fit()"
+    assert retry.strip() == "with resume_errored=True trials that failed go on, too"
     assert columns.split() == ["TRIAL", "STATE", "REPORTS", "CONFIG", "METRICS"]
     assert [row.split()[:3] for row in rows] == [
         ["trial_00000", "TERMINATED", "1"],
@@ -93,6 +96,20 @@ def test_the_trials_are_listed_and_how_to_go_on(sweep: Path) -> None:
     ]
     assert rows[1].endswith("out of memory")
     assert rows[2].endswith("loss=0.75"), "of the run, which goes on"
+
+
+def test_trials_that_failed_for_want_of_the_metric_are_to_begin_anew(tmp_path: Path) -> None:
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", metric="loss", mode="min", seed=3)
+    trial = Trial(trial_id="trial_00000", config={}, metrics={"los": 1.0}, reports=1)
+    ledger.add_trial(trial)
+    ledger.append("trial-started", trial=trial.trial_id, gpus=[])
+    report = Report(number=1, time=1.0, attempt=1, metrics={"los": 1.0})
+    with pytest.raises(UnreportedMetricError) as caught:
+        MetricCheck({"loss": "TuneConfig(metric=...)"}).note(trial, report, is_first=True)
+    ledger.append("trial-failed", trial=trial.trial_id, reason=str(caught.value))
+    _, _, retry, *_ = hpctrain_tune("status", tmp_path).splitlines()
+    assert retry.startswith("  with restart_errored=True trials that failed begin anew")
 
 
 @pytest.fixture
