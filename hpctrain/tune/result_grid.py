@@ -19,7 +19,7 @@ from hpctrain.metric_names import (
     find_number,
     has_metric,
 )
-from hpctrain.path_string import expand_home
+from hpctrain.path_string import expand_home, local_filesystem
 from hpctrain.result import Result
 from hpctrain.rundir.display import flatten
 from hpctrain.rundir.paths import RunPaths
@@ -34,6 +34,7 @@ from hpctrain.tune.trial_progress import ADDED, make_report
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow.fs
 
 _MOST_NAMED = 4
 SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
@@ -84,6 +85,11 @@ class ResultGrid:
         """Return a line for each trial."""
         lines = "".join(f"\n  {result!r}," for result in self)
         return f"ResultGrid<[{lines}\n]>" if lines else "ResultGrid<[]>"
+
+    @property
+    def filesystem(self) -> pyarrow.fs.LocalFileSystem:
+        """Arrow's filesystem of `experiment_path`, always the local one. Needs pyarrow."""
+        return local_filesystem()
 
     @property
     def errors(self) -> list[Exception]:
