@@ -52,7 +52,7 @@ class ResultGrid:
     path
         Directory of the sweep.
     metric, mode
-        Those of the TuneConfig.
+        Those of the sweep: of its TuneConfig, or else of its scheduler or search algorithm.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ResultGrid:
         Parameters
         ----------
         metric, mode
-            None: those of the TuneConfig.
+            None: those of the sweep.
         scope
             What of a trial is compared: its ``last`` value, the best of ``all``, or the average of
             all (``avg``) or of the last ones (``last-5-avg``, ``last-10-avg``).

@@ -32,6 +32,7 @@ from hpctrain.tune.ledger import (
     put_configs,
     read_record,
 )
+from hpctrain.tune.metric import find_comparison
 from hpctrain.tune.person_stops import PersonStops
 from hpctrain.tune.place import begin_anew, errors_of_files, held, is_begun
 from hpctrain.tune.result_grid import ResultGrid, make_grid
@@ -171,7 +172,8 @@ class Tuner:
                     sweep.run()
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
             self._show(describe_sweep(sweep.trials.values(), paths, reason=sweep.reason))
-        return make_grid(paths, sweep.trials, metric=config.metric, mode=config.mode)
+        metric, mode = find_comparison(config, plan.scheduler, config.search_alg)
+        return make_grid(paths, sweep.trials, metric=metric, mode=mode)
 
     def get_results(self) -> ResultGrid:
         """Return the results of the sweep as they are, and run nothing. Not collective.
@@ -189,8 +191,10 @@ class Tuner:
             )
         record = read_record(paths)
         put_configs(paths, record)
-        config = self._tune_config
-        return make_grid(paths, record.trials, metric=config.metric, mode=config.mode)
+        started = record.started
+        return make_grid(
+            paths, record.trials, metric=started.get("metric"), mode=started.get("mode")
+        )
 
     @classmethod
     def can_restore(cls, path: str | PathLike[str], storage_filesystem: object = None) -> bool:

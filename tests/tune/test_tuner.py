@@ -511,12 +511,16 @@ def test_the_metric_of_the_scheduler_is_that_of_the_sweep(tmp_path: Path) -> Non
     def train(config: dict[str, Any]) -> None:
         hpctrain.report({"loss": config["x"]})
 
-    tune.Tuner(
+    tuner = tune.Tuner(
         train,
         param_space={"x": tune.grid_search([2, 1])},
         tune_config=tune.TuneConfig(scheduler=ASHAScheduler(metric="loss", mode="min")),
         run_config=quiet(tmp_path),
-    ).fit()
+    )
+    first = tuner.fit()
+    again = tune.Tuner.restore(tmp_path / "sweep", train)
+    for grid in (first, tuner.get_results(), again.get_results(), again.fit()):
+        assert grid.get_best_result().config == {"x": 1}
     overview = read_overview(tmp_path / "sweep")
     assert (overview.metric, overview.mode, overview.best) == ("loss", "min", "trial_00001")
 
