@@ -9,6 +9,7 @@
     │   ├── NotSerializableError   a value that is sent to the workers cannot be pickled
     │   ├── MissingDatasetError    a dataset that a trainer needs was not given
     │   ├── ReservedNameError      a dataset has a name that a trainer uses for something else
+    │   ├── NoBestTrialError       no trial of a sweep has a value of its metric
     │   └── UnavailableNameError   a name of Ray Train that hpctrain does not have
     ├── LaunchError            the scheduler, MPI or a node refused; ``transient``: try again
     ├── CheckpointError        a checkpoint is missing, damaged, or could not be committed
@@ -84,6 +85,10 @@ class ReservedNameError(ConfigError, KeyError):
 
     # KeyError's would quote the message.
     __str__ = Exception.__str__
+
+
+class NoBestTrialError(ConfigError, RuntimeError):
+    """No trial has a value of the metric, where Ray Tune raises a RuntimeError: also one."""
 
 
 class UnavailableNameError(ConfigError, ImportError):

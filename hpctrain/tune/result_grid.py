@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checks import check_choice
-from hpctrain.errors import ConfigError, RunStoppedError, TrainingFailedError
+from hpctrain.errors import ConfigError, NoBestTrialError, RunStoppedError, TrainingFailedError
 from hpctrain.log import log
 from hpctrain.metric_names import (
     all_names,
@@ -132,7 +132,9 @@ class ResultGrid:
         Raises
         ------
         ConfigError
-            If there is no metric or mode, or no trial with the metric.
+            If there is no metric or mode.
+        NoBestTrialError
+            If no trial has a value of the metric.
         """
         check_choice("get_best_result(scope=...)", scope, SCOPES)
         metric, mode = metric or self._metric, mode or self._mode
@@ -154,7 +156,7 @@ class ResultGrid:
                 continue
             scores.append((_sortable(score, mode), index))
         if not scores:
-            raise ConfigError(
+            raise NoBestTrialError(
                 f"no trial in {self.experiment_path} has a value of {metric!r} to compare. "
                 + (
                     self._explain_silence()

@@ -77,8 +77,9 @@ def test_a_sweep_of_a_function_has_a_run_and_a_result_for_each_trial(tmp_path: P
     frame = grid.get_dataframe(filter_metric="loss", filter_mode="max")
     assert frame["loss"].tolist()[:2] == [1, 2]
     assert frame["config/x"].tolist() == [1, 2, 3]
-    with pytest.raises(ConfigError, match="has a value of 'los'"):
+    with pytest.raises(ConfigError, match="has a value of 'los'") as caught:
         grid.get_best_result("los", "min")
+    assert isinstance(caught.value, RuntimeError), "as Ray Tune's"
     assert grid.filesystem == grid[0].filesystem
     assert [result.config for result in tuner.get_results()] == [{"x": 1}, {"x": 2}, {"x": 3}]
     with pytest.raises(ConfigError, match=r"filter_metric='los'.*Did you mean 'loss'"):
