@@ -255,6 +255,24 @@ def test_a_storage_that_fails_later_is_named_with_a_next_step(tmp_path: Path) ->
         search.on_trial_complete("t0", {"loss": 1.0})
 
 
+@pytest.mark.parametrize("damage", [b'{"op_code": ', b"\xff\xfe"])
+def test_a_damaged_journal_is_named_and_no_search_space_is_blamed(
+    tmp_path: Path, damage: bytes
+) -> None:
+    path = tmp_path / "journal.log"
+    backend = optuna.storages.journal.JournalFileBackend(str(path))
+    search = make(storage=optuna.storages.JournalStorage(backend))
+    config = dict(search.suggest("t0"))
+    with path.open("ab") as file:
+        file.write(damage + b"\n{}\n")
+    message = rf"storage JournalStorage of {path} of OptunaSearch cannot be used any more: .*Once"
+    with pytest.raises(HpctrainError, match=message) as caught:
+        search.suggest("t1")
+    assert not isinstance(caught.value, ConfigError)
+    with pytest.raises(HpctrainError, match=message):
+        search.restore_trial("t0", config)
+
+
 def test_a_trial_that_failed_and_runs_again_is_learned_from_once(tmp_path: Path) -> None:
     for given in ({}, {"storage": f"sqlite:///{tmp_path}/study.db"}):
         first = OptunaSearch(seed=1, **given)

@@ -172,7 +172,7 @@ class OptunaSearch(Searcher):
         """
         self._begin_without_sweep()
         if self._points:
-            self._begun.study.enqueue_trial(self._points.pop(0))
+            self._begun.enqueue(self._points.pop(0))
             return self._ask(trial_id)
         proposed = self._ask(trial_id)
         while self._repeats_left and self._numbers(trial_id) in self._known:
@@ -285,7 +285,7 @@ class OptunaSearch(Searcher):
                 }
             if not is_retried and self._begun.take_back(trial_id, chosen, value_of=self._value):
                 return
-            self._begun.study.enqueue_trial(chosen)
+            self._begun.enqueue(chosen)
             self._ask(trial_id)
             params = self._begun[trial_id].params
             changed = [name for name in params if not is_same(params[name], chosen.get(name))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -164,6 +165,11 @@ class Study:
             self._reported[trial_id] = set(found.intermediate_values)
         return True
 
+    def enqueue(self, chosen: Mapping[str, Any]) -> None:
+        """Let the next trial have these values. Not collective."""
+        with self._errors_of_storage():
+            self.study.enqueue_trial(chosen)
+
     def __getitem__(self, trial_id: str) -> Any:
         """Return a trial of Optuna's that has not ended."""
         return self._open[trial_id]
@@ -204,7 +210,9 @@ class Study:
         """Name the storage in the error that it raises, and the next step."""
         try:
             yield
-        except import_optuna().exceptions.StorageInternalError as error:
+        except (import_optuna().exceptions.StorageInternalError, ValueError) as error:
+            if isinstance(error, ValueError) and not _is_damage(error):
+                raise
             raise HpctrainError(
                 f"the storage {_show(self._storage)} of OptunaSearch cannot be used any more: "
                 f"{_first_line(error)}. Once it can be read and written, fit() again, or "
@@ -213,10 +221,10 @@ class Study:
 
     def _find(self, trial_id: str) -> Any:
         if self._stored is None:
+            with self._errors_of_storage():
+                trials = self.study.get_trials(deepcopy=False)
             self._stored = {
-                trial.user_attrs[_MARK]: trial
-                for trial in self.study.get_trials(deepcopy=False)
-                if _MARK in trial.user_attrs
+                trial.user_attrs[_MARK]: trial for trial in trials if _MARK in trial.user_attrs
             }
         return self._stored.get(self._mark(trial_id))
 
@@ -224,8 +232,18 @@ class Study:
         return f"{self._sweep}/{trial_id}"
 
 
+def _is_damage(error: ValueError) -> bool:
+    """Return whether a journal could not be read: other errors of its kind are about values."""
+    # What Optuna says of a line without an end.
+    is_cut = str(error) == "Invalid log format."
+    return is_cut or isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+
+
 def _show(storage: Any) -> str:
     """Return a storage for a message, without a password."""
+    # A journal has no repr of its own, and no public name for its file.
+    if path := getattr(getattr(storage, "_backend", None), "_file_path", None):
+        return f"JournalStorage of {path}"
     return re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", shown(storage))
 
 
