@@ -17,9 +17,11 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.rundir.sweep import is_sweep
+from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
 from hpctrain.tune.place import find_original, find_state
 from hpctrain.tune.trial import Trial, TrialState
+from hpctrain.tune.trial_progress import ADDED, make_report
 
 _GROUP_OF = {
     TrialState.PENDING: "waiting",
@@ -141,8 +143,11 @@ def _scores(paths: SweepPaths, record: SweepRecord, metric: str) -> Iterator[tup
     for trial_id, trial in record.trials.items():
         metrics = trial.metrics
         if not trial.state.is_final:
-            last = read_last_report(RunPaths(paths.run(trial_id)))
-            metrics = metrics if last is None else last["metrics"]
+            run = RunPaths(paths.run(trial_id))
+            if (last := read_last_report(run)) is not None:
+                metrics = last["metrics"]
+                if metric in ADDED:
+                    metrics = make_report(trial, AttemptClock(paths=run), last).metrics
         if (score := find_score(metrics, metric)) is not None:
             yield trial_id, score
 

@@ -70,6 +70,18 @@ def test_a_sweep_is_one_line_and_its_trials_are_listed_where_they_are_asked_for(
     assert shown.rstrip("…") in f"{shown.split('sweep of')[0]}{SUMMARY}"
 
 
+def test_trials_at_work_are_compared_by_what_each_report_gets(tmp_path: Path) -> None:
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", metric="training_iteration", mode="max")
+    for number, reports in enumerate([2, 7]):
+        name = f"trial_{number:05d}"
+        ledger.add_trial(Trial(trial_id=name, config={"x": number}))
+        ledger.append("trial-started", trial=name)
+        write_run(tmp_path / name, "running", reports=reports, metrics={"loss": 1.0})
+    overview = read_overview(tmp_path)
+    assert (overview.best, overview.value) == ("trial_00001", 7)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("verb", ["list", "top"])
 def test_the_line_fits_a_terminal(
