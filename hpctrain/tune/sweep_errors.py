@@ -47,8 +47,8 @@ def errors_of_sweep(
     except ConfigError as error:
         _note_interrupt(paths, str(error))
         raise ConfigError(
-            f"{error} The trials were stopped. Begin again under another name, or with "
-            f"RunConfig(existing='restart')."
+            f"{error} The trials were stopped; get_results() has what they reported. Begin again "
+            f"under another name, or with RunConfig(existing='restart')."
         ) from error
     except (HpctrainError, OSError) as error:
         _note_interrupt(paths, str(error))

@@ -47,7 +47,8 @@ def test_a_sweep_that_a_person_stops_goes_on_here(tmp_path: Path):
 
 def test_an_impossible_trial_asks_for_another_name(tmp_path: Path):
     said = message(tmp_path, ConfigError("no metric 'los'."))
-    assert said.startswith("no metric 'los'. The trials were stopped. Begin again under another")
+    assert said.startswith("no metric 'los'. The trials were stopped; get_results() has what they")
+    assert "Begin again under another name" in said
 
 
 def test_a_metric_that_no_trial_reports_asks_for_a_right_function_or_a_right_name(tmp_path: Path):
