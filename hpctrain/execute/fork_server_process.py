@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.own_time import Deadline
+from hpctrain.worker.import_stamps import stamp
 
 # Room for the command of a rank in the arguments of the server, whose forks show it there.
 _PADDING = 2048
@@ -118,7 +118,7 @@ class ForkServerProcess:
     def is_stale(self) -> bool:
         """Return whether packages were installed, or replaced, since it has imported."""
         self._listen()
-        return any(_stamp(path) != stamp for path, stamp in self._stamps.items())
+        return any(stamp(path) != had for path, had in self._stamps.items())
 
     def await_idle(self, timeout_s: float) -> bool:
         """Wait until no rank of its is left; return whether that is so."""
@@ -198,13 +198,11 @@ class ForkServerProcess:
         elif "unusable" in message:
             self.unusable = str(message["unusable"])
         elif "ready" in message:
-            origins, places, resident = message["origins"], message["places"], message["resident"]
+            stamps, resident = message["stamps"], message["resident"]
             assert isinstance(resident, int)
             self._ready_bytes = resident
-            assert isinstance(origins, dict)
-            assert isinstance(places, list)
-            watched = {*places, *(os.path.dirname(p) for p in origins.values()), *origins.values()}
-            self._stamps = {path: _stamp(path) for path in watched}
+            assert isinstance(stamps, dict)
+            self._stamps = stamps
 
     def _last_words(self) -> str:
         size = os.fstat(self._errors).st_size
@@ -220,10 +218,3 @@ def _await_readable(descriptor: int, timeout_s: float) -> None:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     poller.poll(timeout_s * 1000)
-
-
-def _stamp(path: str) -> int:
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0

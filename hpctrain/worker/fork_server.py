@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from hpctrain import environ
 from hpctrain.worker.forked import ForkedRank, keep_program, show_command
 from hpctrain.worker.forking import ForkServer, refuse_all, tell
+from hpctrain.worker.import_stamps import ImportStamps
 from hpctrain.worker.preload import (
     PreloadError,
     load_mpi,
@@ -61,6 +62,7 @@ def serve(
     with owner.makefile("r", encoding="utf-8") as lines:
         asked = json.loads(lines.readline() or "{}")
     show_command((sys.executable, "-m", "hpctrain.worker.fork_server", *sys.argv[1:4]))
+    stamps = ImportStamps(package_places())
     try:
         with _ending_with(owner):
             preload(asked.get("modules", ()), own_places=asked.get("own_places", ()))
@@ -73,8 +75,7 @@ def serve(
     tell(
         owner,
         ready=time.monotonic() - begun,
-        origins=origins(),
-        places=package_places(),
+        stamps=stamps.after(origins()),
         resident=resident_bytes(os.getpid()),
     )
     finalizers = take_finalizers()

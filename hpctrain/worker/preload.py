@@ -204,13 +204,13 @@ def shadowed(own_places: Iterable[str]) -> str:
     return ""
 
 
-def origins() -> dict[str, str]:
-    """Return the file of each imported top-level module of a library. Not collective."""
-    found = {}
+def origins() -> list[str]:
+    """Return the files of the imported top-level modules of libraries. Not collective."""
+    found = []
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if "." not in name and isinstance(path, str) and not path.startswith(_STDLIB):
-            found[name] = path
+            found.append(path)
     return found
 
 

@@ -131,7 +131,8 @@ def test_a_server_says_how_a_rank_has_ended(
     client = program.start(executor.command(program.plain, variables), stdin=subprocess.PIPE)
     assert client.stdout is not None
     pid = int(client.stdout.readline())
-    assert ask_end(servers.offer(variables), pid, timeout_s=0.05) is None, "it is alive"
+    name = servers.offer(variables)
+    assert ask_end(name, pid, timeout_s=0.05) is None, "it is alive"
     assert executor.await_end(client.pid) is None, "it is no rank"
     with ThreadPoolExecutor(1) as beside:
         # It is asked while the rank lives, and after its end.
@@ -541,6 +542,95 @@ def test_nothing_is_prepared_for_a_run_that_does_not_restart(
     servers.may_restart = False
     servers.prepare_restart({"wave"})
     assert not servers.is_preparing
+
+
+IMPORTS_SLOWLY = """
+    import os, time
+
+    version = 1
+    open("{folder}/begun", "w").close()
+    while not os.path.exists("{folder}/go"):
+        time.sleep(0.01)
+"""
+
+
+def _upgrade(folder: Path) -> None:
+    """Install another version of ``library``, whose file has a time that says nothing."""
+    (folder / "site-packages/library.py").write_text("version = 2  # longer")
+    os.utime(folder / "site-packages/library.py", ns=(1, 1))
+
+
+def test_a_package_that_is_installed_after_the_first_offer_is_another_server(
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    library("version = 1")
+    program = Program(tmp_path, variables, "import library; print(library.version)")
+    servers = make_servers("library")
+
+    def run_next_trial() -> str:
+        executor = OfferedForkServer(servers.offer(variables))
+        return program.run(executor.command(program.plain, variables)).stdout
+
+    assert run_next_trial() == "1\n"
+    # What owns the server hears nothing of it between the offers.
+    _upgrade(tmp_path)
+    assert run_next_trial() == "2\n"
+    assert servers.take_reasons() == []
+
+
+def test_a_package_that_is_installed_during_the_imports_is_another_server(
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    library(IMPORTS_SLOWLY.format(folder=tmp_path))
+    (tmp_path / "site-packages/__pycache__").mkdir()
+    source = "import library, os; print(library.version, os.getppid())"
+    program = Program(tmp_path, variables, source)
+    servers = make_servers("library")
+    servers.start()
+    first = servers.pid
+    wait_until((tmp_path / "begun").exists)
+    _upgrade(tmp_path)
+    (tmp_path / "site-packages/library-2.dist-info").mkdir()
+    (tmp_path / "go").touch()
+    executor = OfferedForkServer(servers.offer(variables))
+    early = program.run(executor.command(program.plain, variables))
+    assert early.stdout == f"1 {first}\n", "the install was not there when the import began"
+    later = program.run(servers.command(program.plain, variables))
+    assert later.stdout == f"2 {servers.pid}\n"
+    assert servers.take_reasons() == []
+
+
+def test_a_package_that_is_installed_while_a_restart_is_prepared_is_another_server(
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    library(IMPORTS_SLOWLY.format(folder=tmp_path))
+    (tmp_path / "site-packages/__pycache__").mkdir()
+    program = Program(tmp_path, variables, "import library; print(library.version)")
+    servers = make_servers(may_have=("library",))
+    servers.command(program.plain, variables)
+    first = servers.pid
+    servers.prepare_restart({"library"})
+    wait_until((tmp_path / "begun").exists)
+    _upgrade(tmp_path)
+    (tmp_path / "site-packages/library-2.dist-info").mkdir()
+    (tmp_path / "go").touch()
+
+    def command_of_another() -> list[str]:
+        command = servers.command(program.plain, variables)
+        return [] if servers.pid == first else command
+
+    argv = wait_until(command_of_another)
+    assert program.run(argv).stdout == "2\n"
+    assert servers.take_reasons() == []
 
 
 def test_what_an_import_tidies_up_at_exit_is_there_until_the_last_rank_has_ended(
