@@ -122,6 +122,9 @@ class ForkServerProcess:
 
     def await_idle(self, timeout_s: float) -> bool:
         """Wait until no rank of its is left; return whether that is so."""
+        if not self.is_ready:
+            # It has forked none yet, and a word would end it.
+            return True
         self._is_idle = False
         try:
             self._socket.sendall(b"i")

@@ -633,6 +633,25 @@ def test_a_package_that_is_installed_while_a_restart_is_prepared_is_another_serv
     assert servers.take_reasons() == []
 
 
+def test_a_word_for_ranks_that_end_does_not_end_a_server_that_imports(
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    library(IMPORTS_SLOWLY.format(folder=tmp_path))
+    program = Program(tmp_path, variables, "import library, os; print(os.getppid())")
+    servers = make_servers("library")
+    servers.start()
+    first = servers.pid
+    wait_until((tmp_path / "begun").exists)
+    # As after a start that has failed, whose ranks are gone.
+    assert servers.await_idle()
+    (tmp_path / "go").touch()
+    assert program.run(servers.command(program.plain, variables)).stdout == f"{first}\n"
+    assert servers.take_reasons() == []
+
+
 def test_what_an_import_tidies_up_at_exit_is_there_until_the_last_rank_has_ended(
     tmp_path: Path,
     variables: dict[str, str],
