@@ -88,6 +88,8 @@ class ForkServers(RankForks):
         Its whole environment: that of ranks, but for what a launcher sets.
     further
         What it may import besides, once ranks have imported it.
+    dispensable
+        Those of `modules` that it does without if a server with them cannot be used.
     """
 
     settle_s = 5.0
@@ -100,6 +102,7 @@ class ForkServers(RankForks):
         own_places: Sequence[str],
         environment: Mapping[str, str],
         further: Sequence[str] = (),
+        dispensable: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._asked = {"modules": [*modules], "own_places": [*own_places]}
@@ -107,6 +110,7 @@ class ForkServers(RankForks):
         self._server: ForkServerProcess | None = None
         self._unusable = ""
         self._further = tuple(further)
+        self._dispensable = frozenset(dispensable)
         self._settled: Deadline | None = None
         self._next: ForkServerProcess | None = None
         self._next_asked = self._asked
@@ -255,7 +259,10 @@ class ForkServers(RankForks):
         self._reasons += server.take_refusals()
         if server.unusable:
             self._close_current()
-            self._give_up(server.unusable)
+            needed = [name for name in self._asked["modules"] if name not in self._dispensable]
+            if needed == self._asked["modules"]:
+                self._give_up(server.unusable)
+            self._asked = {**self._asked, "modules": needed}
 
     def _give_up(self, reason: str) -> None:
         """Do without a server from now on: the next one would meet with the same."""

@@ -141,12 +141,17 @@ class SlotHost:
     def _forks_for(
         self, asked: Mapping[str, list[str]], environment: dict[str, str]
     ) -> ForkServers:
-        imported = asked["modules"], asked["own_places"]
+        imported = asked["modules"], asked["own_places"], asked["dispensable"]
         if self._forks is None or imported != self._asked:
             if self._forks is not None:
                 self._forks.close()
             self._asked = imported
-            self._forks = ForkServers(imported[0], own_places=imported[1], environment=environment)
+            self._forks = ForkServers(
+                imported[0],
+                own_places=imported[1],
+                environment=environment,
+                dispensable=imported[2],
+            )
         return self._forks
 
     def _let_go(self) -> None:

@@ -88,6 +88,7 @@ def encode_request(
     cwd: str,
     agent: bool,
     modules: list[str],
+    dispensable: list[str],
     own_places: list[str],
 ) -> bytes:
     """Return the frame that asks for a process in the step of a slot. Pure; not collective.
@@ -106,8 +107,9 @@ def encode_request(
         Working directory.
     agent
         Whether it is an agent.
-    modules, own_places
-        What ranks import, and directories of the user's modules.
+    modules, dispensable, own_places
+        What ranks import, those of it that are left out where they keep ranks from being forked,
+        and directories of the user's modules.
     """
     body = {
         "argv": argv,
@@ -118,6 +120,7 @@ def encode_request(
         "without": without,
         "agent": agent,
         "modules": modules,
+        "dispensable": dispensable,
         "own_places": own_places,
     }
     return encode_frame({"op": "start"}, json.dumps(body).encode())

@@ -58,6 +58,7 @@ class SlotStep:
         pid, start, self.mark = ticket.split(":")
         self._srun, self._srun_start = int(pid), int(start)
         self._modules = [*modules_of_trials(settings)]
+        self._dispensable = [*settings.preload_for_trials]
         self._own_places = [*own_places(settings.sys_path)]
         self._reached_by: Mapping[str, object] | None = None
 
@@ -92,6 +93,7 @@ class SlotStep:
             cwd=os.getcwd(),
             agent=True,
             modules=[],
+            dispensable=[],
             own_places=[],
         )
         return SlotProcess(self, request, argv=command, log=log, waits=waits)
@@ -142,6 +144,7 @@ class SlotStep:
             cwd=os.getcwd(),
             agent=False,
             modules=self._modules,
+            dispensable=self._dispensable,
             own_places=self._own_places,
         )
         return (kind or SlotProcess)(self, request, argv=argv, log=log, waits=waits)

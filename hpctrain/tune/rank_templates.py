@@ -49,7 +49,12 @@ class RankTemplates:
         key = modules, places, tuple(sorted(environment.items()))
         servers = self._servers.pop(key, None)
         if servers is None:
-            servers = ForkServers(modules, own_places=places, environment=environment)
+            servers = ForkServers(
+                modules,
+                own_places=places,
+                environment=environment,
+                dispensable=settings.preload_for_trials,
+            )
         # The one that was used last is the last.
         self._servers[key] = servers
         while len(self._servers) > _MOST:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from hpctrain.execute.slot_request import digest_variables
 from hpctrain.execute.slot_step import SlotProcess, make_ticket
 from hpctrain.execute.step_launcher import find_own_hydra
 from hpctrain.plan.resources import Placement
+from hpctrain.plan.spec import RankSettings
 from tests.plans import SETTINGS
 from tests.waiting import wait_until
 from tests.worker.programs import is_alive
@@ -82,9 +84,14 @@ def hosts() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
-def slot(hosts: list[subprocess.Popen[bytes]]) -> SlotNodes:
+def settings() -> RankSettings:
+    return SETTINGS
+
+
+@pytest.fixture
+def slot(hosts: list[subprocess.Popen[bytes]], settings: RankSettings) -> SlotNodes:
     tickets = ",".join(make_ticket(host.pid, f"mark-of-{host.pid}") for host in hosts)
-    return SlotNodes(tickets, SETTINGS, nodes=PLACEMENT.nodes)
+    return SlotNodes(tickets, settings, nodes=PLACEMENT.nodes)
 
 
 Start = Callable[..., "SlotProcess | NodeProcesses"]
@@ -138,6 +145,26 @@ def test_ranks_of_two_nodes_are_one_world_forked_on_their_nodes(start: Start) ->
         ], ranks.last_lines(100)
         assert "HYDRA_LAUNCH" not in ranks.last_lines(100)
         ranks.kill()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("settings", [replace(SETTINGS, preload_for_trials=("library",))])
+def test_ranks_are_forked_without_a_module_for_trials_that_starts_a_thread(
+    start: Start, tmp_path: Path
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    paths = [str(tmp_path), str(packages), os.environ.get("PYTHONPATH", "")]
+    are_forked = []
+    for _ in range(2):
+        ranks = start(PYTHONPATH=os.pathsep.join(filter(None, paths)))
+        assert ranks.wait(60) == 0, ranks.last_lines(100)
+        are_forked.append([words[5] for words in said(ranks)])
+        ranks.kill()
+    assert are_forked == [3 * ["False"], 3 * ["True"]]
 
 
 @pytest.mark.mpi

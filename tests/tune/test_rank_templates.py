@@ -6,16 +6,19 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hpctrain
 from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, tune
+from hpctrain.control import local_socket
 from hpctrain.errors import ConfigError
 from hpctrain.launch.fit import prepare
 from hpctrain.launch.request import Submission
 from hpctrain.tune.rank_templates import RankTemplates
+from tests.waiting import wait_until
 from tests.worker.programs import is_alive
 
 
@@ -115,3 +118,30 @@ def test_the_process_that_was_not_used_for_longest_ends_when_there_are_too_many(
     templates.offer(run, {"SEED": "3"})
     assert templates.offer(run, {"SEED": "1"}) == first
     assert templates.offer(run, {"SEED": "2"}) != second
+
+
+def test_a_module_for_trials_that_starts_a_thread_is_left_out(
+    tmp_path: Path, templates: RankTemplates
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    paths = [str(packages), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    run = prepared(tmp_path)
+    settings = replace(run.spec.settings, preload_for_trials=("library",))
+    run = replace(run, spec=replace(run.spec, settings=settings))
+    first = templates.offer(run, variables)
+
+    def another() -> list[str]:
+        name = templates.offer(run, variables)
+        return [] if name == first else [name]
+
+    (name,) = wait_until(another)
+    assert name, "trials are without a server"
+    with local_socket.connect(name, timeout_s=0) as client:
+        client.settimeout(60)
+        # One that cannot serve closes the connection.
+        assert client.recv(1) == b"R"

@@ -36,12 +36,14 @@ def make_servers(tmp_path: Path, variables: dict[str, str]) -> Iterator[Callable
         own_places: tuple[str, ...] = (),
         further: Mapping[str, str] | None = None,
         may_have: tuple[str, ...] = (),
+        dispensable: tuple[str, ...] = (),
     ) -> ForkServers:
         servers = ForkServers(
             modules or ("json", "tempfile"),
             own_places=own_places,
             environment={**variables, **(further or {})},
             further=may_have,
+            dispensable=dispensable,
         )
         servers.may_restart, servers.settle_s = True, 0.0
         made.append(servers)
@@ -649,6 +651,28 @@ def test_a_word_for_ranks_that_end_does_not_end_a_server_that_imports(
     assert servers.await_idle()
     (tmp_path / "go").touch()
     assert program.run(servers.command(program.plain, variables)).stdout == f"{first}\n"
+    assert servers.take_reasons() == []
+
+
+@pytest.mark.parametrize("which", UNUSABLE)
+def test_what_makes_a_server_unusable_is_left_out_if_it_was_not_needed(
+    which: str,
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+    library: Callable[[str], None],
+) -> None:
+    library(UNUSABLE[which][0])
+    program = Program(tmp_path, variables, f"{LOOKS}\nimport os; print(os.getppid())")
+    servers = make_servers("wave", "library", dispensable=("library",))
+
+    def is_forked() -> str:
+        """Run a rank; return what it prints if it is forked."""
+        done = program.run(servers.command(program.plain, variables))
+        printed, parent = done.stdout.splitlines()
+        return printed if int(parent) == servers.pid else ""
+
+    assert wait_until(is_forked) == "True False"
     assert servers.take_reasons() == []
 
 
