@@ -111,6 +111,7 @@ class ForkServers(RankForks):
         self._unusable = ""
         self._further = tuple(further)
         self._dispensable = frozenset(dispensable)
+        self._command: Sequence[str] = ()
         self._settled: Deadline | None = None
         self._next: ForkServerProcess | None = None
         self._next_asked = self._asked
@@ -133,6 +134,7 @@ class ForkServers(RankForks):
         are_alone: bool = False,
     ) -> list[str]:
         """Return what a launcher is to start for the command of a rank."""
+        self._command = command
         self._renew(environment)
         if self._server is None:
             return [*command]
@@ -164,7 +166,9 @@ class ForkServers(RankForks):
         # It is not needed to start one.
         from hpctrain.execute.offered_fork_server import ask_end
 
-        return None if self._server is None else ask_end(self._server.name, pid)
+        if self._server is None:
+            return None
+        return ask_end(self._server.name, self._command, pid)
 
     def prepare_restart(self, imported: Collection[str]) -> None:
         """Start another server, which imports more, beside the one that the ranks were forked by.

@@ -52,7 +52,8 @@ class OfferedForkServer(RankForks):
 
     def await_end(self, pid: int) -> int | None:
         """Wait until a rank has ended; return its wait status, or None if that is not known."""
-        return ask_end(self._name, pid)
+        # Of the attempt, which was the last to ask.
+        return ask_end(self._name, self._commands[-1], pid) if self._commands else None
 
     def close(self) -> None:
         """Do nothing: it is of other runs, too."""
@@ -81,7 +82,12 @@ def await_forks(
         return False
 
 
-def ask_end(name: str, pid: int, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> int | None:
+def ask_end(
+    name: str,
+    command: Sequence[str],
+    pid: int,
+    timeout_s: float = timeouts.FORKED_RANKS_END_S,
+) -> int | None:
     """Wait until a rank has ended; return its wait status, or None if that is not known.
 
     Not collective.
@@ -90,6 +96,8 @@ def ask_end(name: str, pid: int, timeout_s: float = timeouts.FORKED_RANKS_END_S)
     ----------
     name
         Of the socket of the server that has forked it.
+    command
+        Of the rank, without which it may be any process with its number.
     pid
         Of the rank.
     """
@@ -98,7 +106,7 @@ def ask_end(name: str, pid: int, timeout_s: float = timeouts.FORKED_RANKS_END_S)
             sock.settimeout(timeout_s)
             # The server sends a byte when it is ready.
             sock.recv(1)
-            sock.sendall(ASK_END + str(pid).encode())
+            sock.sendall(ASK_END + "\0".join((str(pid), *command)).encode())
             content = sock.recv(STATUS.size)
     except (LinkTimeoutError, OSError):
         return None

@@ -30,8 +30,9 @@ AWAIT_END = b"W"
 IDLE = b"I"
 """What it is sent once none of them is left."""
 ASK_END = b"S"
-"""What it sends before the pid of a rank. Once that has ended it is sent its wait status, or
-nothing where that says nothing of why: its client was ended first, and the rank with it."""
+"""What it sends before the pid of a rank and its command. Once that has ended it is sent its wait
+status, or nothing where that says nothing of why: its client was ended first, and the rank with
+it."""
 STATUS = struct.Struct("=i")
 """A wait status, as it travels."""
 _MOST_ENDS = 4096
@@ -39,6 +40,7 @@ _MOST_DESCRIPTORS = 8
 _MOST_COMMAND_BYTES = 2**16
 _GO = b"G"
 _ASK_IDLE, _ASK_RANKS = b"i", b"n"
+_Name = tuple[int, tuple[str, ...]]
 
 
 @dataclass(kw_only=True)
@@ -54,6 +56,11 @@ class _Rank:
     command: tuple[str, ...]
     """The same for all ranks of an attempt, and for no others: it names the socket of the attempt,
     which is new for each."""
+
+    @property
+    def name(self) -> _Name:
+        """What no process has that this server has not forked, whatever its number is."""
+        return self.pid, self.command
 
 
 class ForkServer:
@@ -89,8 +96,8 @@ class ForkServer:
         self._ranks: dict[int, _Rank] = {}
         self._rank_of: dict[int, _Rank] = {}
         self._awaited: list[tuple[socket.socket, tuple[str, ...]]] = []
-        self._ends: dict[int, int] = {}
-        self._asked: list[tuple[socket.socket, int]] = []
+        self._ends: dict[_Name, int] = {}
+        self._asked: list[tuple[socket.socket, _Name]] = []
         self._poller = select.poll()
         for sock in (listener, owner):
             self._poller.register(sock, select.POLLIN)
@@ -194,7 +201,8 @@ class ForkServer:
             # It came with the byte before it.
             text = client.recv(_MOST_COMMAND_BYTES).decode()
             if asked == ASK_END:
-                self._asked.append((client, int(text)))
+                pid, *command = text.split("\0")
+                self._asked.append((client, (int(pid), tuple(command))))
             else:
                 self._awaited.append((client, tuple(text.split("\0"))))
         except (OSError, ValueError):
@@ -208,8 +216,8 @@ class ForkServer:
             self._awaited.remove(awaited)
             with awaited[0] as client, contextlib.suppress(OSError):
                 client.sendall(IDLE)
-        pids = {rank.pid for rank in self._ranks.values()}
-        for asked in [each for each in self._asked if each[1] not in pids]:
+        names = {rank.name for rank in self._ranks.values()}
+        for asked in [each for each in self._asked if each[1] not in names]:
             self._asked.remove(asked)
             with asked[0] as client, contextlib.suppress(OSError):
                 if (status := self._ends.get(asked[1])) is not None:
@@ -313,9 +321,9 @@ class ForkServer:
         self._poller.unregister(rank.pidfd)
         os.close(rank.pidfd)
         # Of the last process with that number.
-        self._ends.pop(rank.pid, None)
+        self._ends.pop(rank.name, None)
         if rank.client is not None or rank.ends_itself:
-            self._ends[rank.pid] = status
+            self._ends[rank.name] = status
             if len(self._ends) > _MOST_ENDS:
                 del self._ends[next(iter(self._ends))]
         if rank.client is not None:

@@ -134,7 +134,7 @@ def test_a_server_says_how_a_rank_has_ended(
     assert client.stdout is not None
     pid = int(client.stdout.readline())
     name = servers.offer(variables)
-    assert ask_end(name, pid, timeout_s=0.05) is None, "it is alive"
+    assert ask_end(name, program.plain, pid, timeout_s=0.05) is None, "it is alive"
     assert executor.await_end(client.pid) is None, "it is no rank"
     with ThreadPoolExecutor(1) as beside:
         # It is asked while the rank lives, and after its end.
@@ -144,6 +144,19 @@ def test_a_server_says_how_a_rank_has_ended(
             assert status is not None
             assert os.waitstatus_to_exitcode(status) == expected
     assert client.returncode == expected
+
+
+def test_how_a_rank_ended_is_not_taken_for_the_end_of_another_with_its_number(
+    tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
+) -> None:
+    program = Program(tmp_path, variables, "import os; print(os.getpid()); os._exit(7)")
+    servers = make_servers()
+    first, second = (OfferedForkServer(servers.offer(variables)) for _ in range(2))
+    pid = int(program.run(first.command(program.plain, variables)).stdout)
+    # A rank of another run, which is not forked, may get the number again.
+    second.command([*program.plain, "of another run"], variables)
+    assert second.await_end(pid) is None
+    assert first.await_end(pid) == 7 << 8
 
 
 def test_how_a_rank_ended_is_not_known_if_its_client_was_killed_first(
