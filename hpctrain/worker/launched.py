@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,9 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _FIRST_LINES_BYTES = 512
 # Of /proc/PID/status: what else fork() would take from another process than the launcher.
 _SAME_IN_STATUS = ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp")
+# man 2 ioprio_get
+_IOPRIO_GET = {"x86_64": 252, "aarch64": 31, "ppc64le": 274}.get(os.uname().machine)
+_IOPRIO_WHO_PROCESS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,8 @@ class Launched:
     cgroup: str
     """Its line of each hierarchy."""
     domain: Mapping[str, str]
-    """Its namespaces, user, groups, privileges and memory policy, by what they are called."""
+    """Its namespaces, user, groups, privileges, memory policy and scheduling, by what they are
+    called."""
 
 
 def read_launched(pid: int) -> Launched:
@@ -63,6 +68,7 @@ def read_launched(pid: int) -> Launched:
     domain = {f"{name} namespace": os.readlink(proc / "ns" / name) for name in _namespaces(proc)}
     domain |= {name: status[name] for name in _SAME_IN_STATUS if name in status}
     domain |= _memory_policy(proc)
+    domain |= _scheduling(pid)
     return Launched(
         pid=pid,
         argv=tuple(_words((proc / "cmdline").read_bytes())),
@@ -156,6 +162,22 @@ def _memory_policy(proc: Path) -> dict[str, str]:
         # A kernel without NUMA has none.
         return {}
     return {"memory policy": os.fsdecode(words[1])} if len(words) > 1 else {}
+
+
+def _scheduling(pid: int) -> dict[str, str]:
+    """Return what ``chrt``, ``ionice`` and ``setarch`` set."""
+    priority = os.sched_getparam(pid).sched_priority
+    found = {"scheduling policy": f"{os.sched_getscheduler(pid)}, priority {priority}"}
+    if _IOPRIO_GET is not None:
+        # What shows the commands of ranks has imported it.
+        import ctypes
+
+        io = ctypes.CDLL(None).syscall(_IOPRIO_GET, _IOPRIO_WHO_PROCESS, pid)
+        found["I/O priority"] = f"{io >> 13}, {io & 0x1FFF}"
+    # Where Yama forbids to trace others it cannot be read.
+    with suppress(OSError):
+        found["personality"] = Path(f"/proc/{pid}/personality").read_text().strip()
+    return found
 
 
 def _fields(status: str) -> dict[str, str]:

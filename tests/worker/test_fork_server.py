@@ -379,6 +379,28 @@ def test_what_the_launcher_changes_too_far_is_a_reason_and_the_rank_starts_all_t
     assert "ranks run /nowhere/python" in reason
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "what"),
+    [
+        ("chrt --batch 0", "scheduling policy: 3, priority 0 in place of 0, priority 0"),
+        ("ionice --class 3", "I/O priority: 3, "),
+        (f"setarch {os.uname().machine} -R", "personality: 00040000 in place of 00000000"),
+    ],
+)
+def test_how_a_wrapper_lets_ranks_be_scheduled_is_a_reason_not_to_fork(
+    wrapper: str,
+    what: str,
+    tmp_path: Path,
+    variables: dict[str, str],
+    make_servers: Callable[..., ForkServers],
+) -> None:
+    program, servers = Program(tmp_path, variables, "import os; print(os.getpid())"), make_servers()
+    done = program.run([*wrapper.split(), *servers.command(program.plain, variables)])
+    assert int(done.stdout) == done.args[0]
+    (reason,) = wait_until(servers.take_reasons)
+    assert reason.startswith(f"the launcher gives ranks another {what}")
+
+
 def test_another_environment_of_fit_is_another_server(
     tmp_path: Path, variables: dict[str, str], make_servers: Callable[..., ForkServers]
 ) -> None:
