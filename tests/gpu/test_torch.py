@@ -11,6 +11,8 @@ import pytest
 
 from hpctrain import ConfigError, FailureConfig, Result, RunConfig, ScalingConfig
 from hpctrain.data import from_numpy
+from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.torch import TorchTrainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
@@ -245,3 +247,27 @@ def test_a_compiled_model_is_saved_and_loaded_by_the_names_of_the_plain_one(
     for name, use_gpu in (("gpu", True), ("cpu", False)):
         loaded = fit(train, tmp_path, name=name, train_loop_config=config, use_gpu=use_gpu)
         assert loaded.return_value == saved.return_value
+
+
+def test_ranks_with_gpus_are_forked_from_a_process_that_has_opened_none(tmp_path: Path) -> None:
+    import torch
+
+    def train() -> tuple[str, float]:
+        import os
+        import pathlib
+
+        import torch
+
+        import hpctrain.torch
+
+        parent = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+        ones = torch.ones(8, device=hpctrain.torch.get_device())
+        torch.distributed.all_reduce(ones)
+        return parent[2], ones.sum().item()
+
+    num_gpus = torch.cuda.device_count()
+    for num_workers in {1, num_gpus}:
+        result = fit(train, tmp_path, name=f"{num_workers}", num_workers=num_workers)
+        events = read_events(RunPaths(result.path))
+        assert [event["reason"] for event in events if event["event"] == "not-forked"] == []
+        assert result.return_value == ("hpctrain.worker.fork_server", 8 * num_workers)
