@@ -141,16 +141,15 @@ class Hub:
         A connection that ends gives a frame ``lost`` for each rank behind it that has not sent that
         it leaves.
         """
-        events: list[Frame] = []
+        batches: list[list[Frame]] = []
         ready = self._selector.select(timeout_s)
         now = self._time.look(time.monotonic())
         for key, mask in ready:
-            frames = key.data(mask)
-            if frames:
-                events += frames
+            if frames := key.data(mask):
+                batches.append(frames)
         if self._strangers is not None:
             self._strangers.drop_silent(now)
-        events += self._drop_silent_agents()
+        batches.append(self._drop_silent_agents())
         self._memory.sample()
         if now - self._beat_at > BEAT_INTERVAL_S:
             self._beat_at = now
@@ -158,7 +157,7 @@ class Hub:
             if self._root is not None:
                 self._root.acknowledge()
                 self._root.drop_silent(now)
-        return sorted(events, key=_precedence(events))
+        return _put_in_order(batches)
 
     def begin_attempt(self, attempt: int) -> None:
         """Serve another attempt with the agents that are there. The ranks of the last are gone."""
@@ -357,17 +356,12 @@ class Hub:
             peer.frames.close()
 
 
-def _precedence(events: Sequence[Frame]) -> Callable[[Frame], int]:
-    """Return by what frames that have arrived together are put in order."""
-    lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
-    spoke = {frame.header.get("rank") for frame in events if frame.op != "lost"}
-
-    def precedence(frame: Frame) -> int:
-        rank = frame.header.get("rank")
-        if rank not in lost:
-            # What a dying rank has sent, and its death, precede what its peers report of it.
-            return 2
-        # A connection with frames was ready for these, and may have ended after one without any.
-        return int(rank in spoke)
-
-    return precedence
+def _put_in_order(batches: Sequence[list[Frame]]) -> list[Frame]:
+    """Return the frames that have arrived together, by connection, in one order. Pure."""
+    lost = {frame.header["rank"] for frames in batches for frame in frames if frame.op == "lost"}
+    # A connection with frames was ready for these, and may have ended after one without any.
+    by_silence = sorted(batches, key=lambda frames: any(frame.op != "lost" for frame in frames))
+    events = [frame for frames in by_silence for frame in frames]
+    # What a dying rank has sent, and its death, precede what its peers report of it. An agent has
+    # put the deaths on its node in order.
+    return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)

@@ -178,6 +178,23 @@ def test_of_deaths_that_are_seen_together_the_first_one_is_told_first(
     assert said(await_frames(hub, 3)) == [("lost", first), ("staged", other), ("lost", other)]
 
 
+def test_deaths_that_one_agent_tells_of_keep_their_order(hub: Hub, socket_name: str):
+    def frame(op: str, rank: int) -> bytes:
+        return encode_frame({"op": op, "rank": rank, "attempt": 2, "node": "n1"})
+
+    hub.listen_locally(socket_name)
+    with local_socket.connect(socket_name, timeout_s=PATIENCE_S) as agent:
+        agent.send(frame("agent", -1) + b"".join(frame("hello", rank) for rank in (1, 2, 3)))
+        await_frames(hub, 3)
+        agent.send(frame("report", 3) + frame("lost", 3) + frame("failed", 1) + frame("lost", 2))
+        assert said(await_frames(hub, 4)) == [
+            ("report", 3),
+            ("lost", 3),
+            ("lost", 2),
+            ("failed", 1),
+        ]
+
+
 def test_what_a_dying_rank_has_said_is_told_before_its_death(hub: Hub, socket_name: str):
     def frame(op: str, rank: int) -> bytes:
         return encode_frame({"op": op, "rank": rank, "attempt": 2, "node": "n1"})
