@@ -173,7 +173,8 @@ class SlurmConfig:
     outside."""
     environment_pack: str | None = None
     """File of ``hpctrain pack``: in every job of Slurm each node gets a copy of this Python
-    environment before agents and ranks start, and they start in it."""
+    environment before agents and ranks start, and they start in it. The executor and validations
+    stay in the shared one."""
     environment_pack_dir: str = "$TMPDIR"
     """Directory of each node's own disk or memory for that copy, such as ``"/dev/shm"``. Variables
     are those of the job; without TMPDIR it is ``/tmp``."""

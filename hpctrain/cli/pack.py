@@ -46,7 +46,8 @@ def pack(
     """Pack the Python environment that this command runs in into one file.
 
     SlurmConfig(environment_pack=FILE) brings it to the nodes of a job: ranks then import from
-    there. Editable installations become regular ones. An unchanged environment gives the same
+    there. The interpreter is in it, but for /usr/bin/python3, which each node has; the script is
+    not. Editable installations become regular ones. An unchanged environment gives the same
     digest.
     """
     from hpctrain.checks import check_choice

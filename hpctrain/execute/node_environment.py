@@ -7,6 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from hpctrain.plan.environment_pack import (
     MARK,
     READS,
     READY,
+    STEP,
     UNPACKS,
     broadcast_argv,
     node_variables,
+    step_argv,
     unpack_argv,
     unpacked_at,
 )
@@ -153,18 +156,18 @@ class NodeEnvironment:
         if (nodes and not new) or (not nodes and self._is_anywhere):
             return None
         begun = time.monotonic()
-        job_id = environ.variable("SLURM_JOB_ID")
+        wanted = len(new) or num_nodes
         copy = f"{self._place}/hpctrain-packs-{os.geteuid()}-{secrets.token_hex(8)}.copy"
         why = ""
-        # sbcast copies to all nodes of a job. Nodes that come later, and other runs of the job,
-        # read the file themselves, unless it is there.
+        # Nodes that come later, and other runs of the job, read the file themselves, unless it is
+        # there.
         is_first = not self._is_anywhere and not self._is_slice
         if is_first:
             try:
-                why = self._broadcast(copy, log)
+                why = self._broadcast(copy, new, wanted, log)
             except BaseException:
                 # What unpacks it, and removes it, has not begun.
-                self._remove(copy, new, len(new) or num_nodes, log)
+                self._remove(copy, new, wanted, log)
                 raise
         argv = unpack_argv(
             self._pack,
@@ -173,15 +176,10 @@ class NodeEnvironment:
             patience_s=timeouts.ENVIRONMENT_PACK_S,
             run=self._run,
         )
-        step = StepProcess(
-            node_keeper_argv(new, len(new) or num_nodes, argv, is_slice=self._is_slice),
-            environment=environ.without_export_variables(environ.environment()),
-            log=log,
-            job_id=job_id,
-        )
+        step = self._start(new, wanted, argv, log)
         self._steps.append(step)
         try:
-            answers = self._await(step, len(new) or num_nodes)
+            answers = self._await(step, wanted)
         except BaseException:
             self._steps.remove(step)
             _end([step])
@@ -212,16 +210,28 @@ class NodeEnvironment:
             self._nodes.difference_update(self._nodes_of.pop(step, ()))
             self._is_anywhere = bool(self._steps)
 
-    def _broadcast(self, copy: str, log: Path) -> str:
-        """Copy the pack to all nodes of the job; return why it failed."""
-        try:
-            step = StepProcess(
-                broadcast_argv(self._pack, copy=copy), environment=environ.environment(), log=log
-            )
-        except LaunchError as error:
-            return str(error)
-        try:
-            deadline = Deadline(timeouts.ENVIRONMENT_PACK_S)
+    def _broadcast(self, copy: str, nodes: Sequence[str], num_nodes: int, log: Path) -> str:
+        """Copy the pack to nodes, and to no others of the job; return why it failed."""
+        deadline = Deadline(timeouts.ENVIRONMENT_PACK_S)
+        is_whole_job = str(num_nodes) == environ.variable("SLURM_JOB_NUM_NODES")
+        with ExitStack() as steps:
+            try:
+                target = None
+                if not is_whole_job:
+                    # On the others nothing would remove it. sbcast takes the nodes of a step too.
+                    held = self._start(
+                        nodes, num_nodes, step_argv(timeouts.ENVIRONMENT_PACK_S), log
+                    )
+                    steps.callback(held.kill)
+                    target = self._await_id(held, deadline)
+                step = StepProcess(
+                    broadcast_argv(self._pack, copy=copy, step=target),
+                    environment=environ.environment(),
+                    log=log,
+                )
+            except LaunchError as error:
+                return str(error)
+            steps.callback(step.kill)
             while (status := step.wait(_LOOK_INTERVAL_S)) is None and not deadline.is_over:
                 self._check_now_and_then()
             if status == 0:
@@ -229,15 +239,31 @@ class NodeEnvironment:
             if status is None:
                 return f"it did not end within {timeouts.describe(timeouts.ENVIRONMENT_PACK_S)}"
             return step.last_lines(1) or f"it ended with {status}"
-        finally:
-            step.kill()
+
+    def _await_id(self, step: StepProcess, deadline: Deadline) -> str:
+        """Return the id of a step once it runs on a node."""
+        while not (found := read_step_id(step.last_lines(_ALL_LINES))):
+            self._check_now_and_then()
+            if (status := step.wait(_LOOK_INTERVAL_S)) is not None or deadline.is_over:
+                why = "did not begin" if status is None else f"ended with {status}"
+                raise LaunchError(step.last_lines(1) or f"srun {why}")
+        return found
+
+    def _start(
+        self, nodes: Sequence[str], num_nodes: int, command: Sequence[str], log: Path
+    ) -> StepProcess:
+        """Start a process on each of some nodes."""
+        return StepProcess(
+            node_keeper_argv(nodes, num_nodes, command, is_slice=self._is_slice),
+            environment=environ.without_export_variables(environ.environment()),
+            log=log,
+            job_id=environ.variable("SLURM_JOB_ID"),
+        )
 
     def _remove(self, copy: str, nodes: Sequence[str], num_nodes: int, log: Path) -> None:
         """Remove a copy of the pack, whole or not, from nodes."""
-        argv = node_keeper_argv(nodes, num_nodes, ["rm", "-f", "--", copy], is_slice=self._is_slice)
-        environment = environ.without_export_variables(environ.environment())
         try:
-            step = StepProcess(argv, environment=environment, log=log)
+            step = self._start(nodes, num_nodes, ["rm", "-f", "--", copy], log)
         except LaunchError:
             # The next job of this user there removes it.
             return
@@ -318,6 +344,14 @@ def read_node_answers(printed: str) -> dict[str, str]:
             answer = f"{found[node]} {READY}"
         found[node] = answer
     return found
+
+
+def read_step_id(printed: str) -> str:
+    """Return the id of a step that `step_argv` has printed; empty before. Pure."""
+    for line in printed.splitlines():
+        if words := line.partition(STEP)[2].split():
+            return words[0]
+    return ""
 
 
 def read_unmounted(printed: str) -> dict[str, str]:

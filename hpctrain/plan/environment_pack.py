@@ -14,6 +14,8 @@ MARK = "hpctrain-pack "
 READY, FAILED, READS = "ready", "failed:", "reads the shared file:"
 UNPACKS = "cannot mount it:"
 """What nodes print of themselves."""
+STEP = "hpctrain-step "
+"""Beginning of the line that has the id of a step."""
 
 SHARED_FILESYSTEMS = (
     *("nfs", "lustre", "gpfs", "beegfs", "fhgfs", "panfs", "ceph", "afs", "smb", "cifs"),
@@ -31,7 +33,13 @@ place=$1 name=$2 sha256=$3 size=$4 total=$5 unpacked=$6 copy=$7 file=$8 starter=
 run=${11}
 node=${SLURMD_NODENAME:-$(uname -n)}
 say() { printf 'hpctrain-pack %s %s\n' "$node" "$*"; }
-fail() { say "failed: $*"; exit 66; }
+fail() {
+  # Slurm sends SIGUSR1 to every process of the step, and rm would end by it.
+  trap '' USR1
+  rm -f -- "$copy"
+  say "failed: $*"
+  exit 66
+}
 leaving= sleeper=
 MOUNT_FUNCTIONS
 trap '' HUP INT TERM CONT USR2
@@ -80,12 +88,11 @@ for other in *; do
   [ "$other" != "$name" ] && [ -d "$other" ] || continue
   { flock -n -x 8 && is_same 8 "$other" && discard "$other"; } 8<"$other" 2>/dev/null
 done
-find "$place" -maxdepth 1 -type f -user "$user" -name "hpctrain-packs-$user-*.copy" -mmin +15 \
-  -delete 2>/dev/null
+# A job waits so long twice: for sbcast, and for what another one unpacks.
+find "$place" -maxdepth 1 -type f -user "$user" -name "hpctrain-packs-$user-*.copy" \
+  -mmin "+$((2 * patience / 60 + 15))" -delete 2>/dev/null
 undo() {
-  # Slurm sends it to every process of the step, and rm would end by it.
   trap '' USR1
-  rm -f -- "$copy"
   discard "$name"
   cd / && rmdir -- "$root" 2>/dev/null
   fail "$@"
@@ -236,9 +243,15 @@ def unpack_argv(
     return ["sh", "-c", _SCRIPT, "hpctrain-pack", *map(str, words)]
 
 
-def broadcast_argv(pack: EnvironmentPack, *, copy: str) -> list[str]:
-    """Return the command that copies a pack to every node of a job. Pure; not collective."""
-    return ["sbcast", pack.path, copy]
+def broadcast_argv(pack: EnvironmentPack, *, copy: str, step: str | None = None) -> list[str]:
+    """Return the command that copies a pack to every node of a job, or of a step. Pure."""
+    return ["sbcast", *([f"--jobid={step}"] if step else []), pack.path, copy]
+
+
+def step_argv(seconds: float) -> list[str]:
+    """Return the command by which a step of some nodes tells its id, and lasts. Pure."""
+    script = f'echo "{STEP}$SLURM_JOB_ID.$SLURM_STEP_ID"; exec sleep "$1"'
+    return ["sh", "-c", script, "hpctrain-pack", str(int(seconds))]
 
 
 def unpacked_at(pack: EnvironmentPack, *, place: str, user: int, run: str) -> str:

@@ -345,6 +345,23 @@ def test_in_an_allocation_of_the_users_it_is_the_same(
     assert len(events(work)) == 1
 
 
+def test_nothing_is_left_on_nodes_of_the_job_that_a_run_does_not_use(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+    packed: tuple[Path, dict[str, Any]],
+) -> None:
+    before = ("salloc", "--quiet", "--nodes=3", "--ntasks-per-node=2")
+    done = fit(work, virtual_slurm, small_environment, packed[0], *before)
+    check_ranks(done, packed)
+    (event,) = events(work)
+    assert len(event["nodes"]) == 2
+    if virtual_slurm.spec.mode != "flat":
+        assert (event["by"], event["reading"], event["reason"]) == ("sbcast", [], "")
+    for node in virtual_slurm.node_names:
+        assert left_on(virtual_slurm, node) == []
+
+
 def test_a_pack_that_changes_while_the_job_waits_ends_the_run_before_it_trains(
     virtual_slurm: VirtualCluster,
     work: Path,

@@ -23,6 +23,7 @@ class Node:
         place: Path,
         *,
         copy: bytes | None = None,
+        patience_s: float = 20,
         path: str = "",
         user: int | None = None,
     ) -> None:
@@ -37,7 +38,9 @@ class Node:
         variables = {**os.environ, "SLURMD_NODENAME": "node1"}
         variables["PATH"] = f"{path}:{variables['PATH']}"
         self.process = subprocess.Popen(
-            unpack_argv(pack, place=str(place), copy=str(self.copy), patience_s=20, run=self.run),
+            unpack_argv(
+                pack, place=str(place), copy=str(self.copy), patience_s=patience_s, run=self.run
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

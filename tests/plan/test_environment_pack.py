@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,19 @@ def test_what_a_killed_job_has_left_is_removed_by_the_next_one(
     assert (late.exists(), recent.exists()) == (False, True)
 
 
+def test_a_copy_of_a_job_that_still_waits_is_not_removed(
+    start: Nodes, pack: EnvironmentPack, place: Path
+) -> None:
+    """For its broadcast, and then for what another job unpacks."""
+    patience_s = 1800
+    waits = place / f"hpctrain-packs-{os.geteuid()}-4567.copy"
+    waits.write_text("of a job that waits")
+    waiting_since = time.time() - 2 * patience_s
+    os.utime(waits, (waiting_since, waiting_since))
+    assert start(pack, place, patience_s=patience_s).answer()[-1] == "ready"
+    assert waits.exists()
+
+
 def test_what_was_half_unpacked_is_unpacked_again(
     start: Nodes, pack: EnvironmentPack, place: Path
 ) -> None:
@@ -145,11 +159,12 @@ def test_a_directory_that_others_could_have_made_is_refused(
         os.chown(folder, 12345, 12345)
     else:
         folder.write_text("")
-    node = start(any_pack, place)
+    node = start(any_pack, place, copy=b"a copy")
     (said,) = [line for line in node.answer() if line.startswith("failed:")]
     why = "cannot be made or entered" if kind == "file" else "only this user can enter (mode 700)"
     assert said.endswith(why)
     assert str(folder) in said
+    assert not node.copy.exists()
     assert node.process.wait(TIMEOUT_S) == 66
 
 
@@ -210,7 +225,8 @@ def test_a_directory_that_nodes_share_is_refused(
     real = shutil.which("stat")
     (programs / "stat").write_text(f'#!/bin/sh\n[ "$1" = -f ] && echo lustre || exec {real} "$@"\n')
     (programs / "stat").chmod(0o755)
-    (said,) = start(any_pack, place, path=str(programs)).answer()
+    content = Path(any_pack.path).read_bytes()
+    (said,) = start(any_pack, place, copy=content, path=str(programs)).answer()
     assert said == f"failed: {place} is on a filesystem that nodes share (lustre)"
     assert os.listdir(place) == []
 
