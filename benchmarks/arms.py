@@ -61,13 +61,15 @@ class Goal:
     plus: tuple[str, ...] = ()
     minus: str | None = None
     """Arm that is subtracted from both sides first: what both have in common."""
+    of_cpu: bool = False
+    """Whether CPU seconds are compared, not wall seconds."""
 
     def __str__(self) -> str:
         parts = [f"{self.factor:g}x {self.against}"]
         parts += [f"{self.plus_s:g} s"] if self.plus_s else []
         parts += self.plus
         common = f", without {self.minus}" if self.minus else ""
-        return "<= " + " + ".join(parts) + common
+        return "<= " + " + ".join(parts) + common + (", CPU" if self.of_cpu else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,14 +240,14 @@ def judge(
     notes: Mapping[str, Any] | None = None,
 ) -> Measured:
     """Compare samples of equal rounds with the goals."""
-    wall = {arm: [sample.wall_s for sample in taken] for arm, taken in samples.items()}
     verdicts = []
     for goal in goals:
-        common = wall[goal.minus] if goal.minus else [0.0] * len(wall[ours])
-        mine = [a - c for a, c in zip(wall[ours], common, strict=True)]
-        other = [b - c for b, c in zip(wall[goal.against], common, strict=True)]
+        took = {arm: [_compared(s, goal) for s in taken] for arm, taken in samples.items()}
+        common = took[goal.minus] if goal.minus else [0.0] * len(took[ours])
+        mine = [a - c for a, c in zip(took[ours], common, strict=True)]
+        other = [b - c for b, c in zip(took[goal.against], common, strict=True)]
         allowed = [
-            goal.factor * b + goal.plus_s + sum(wall[arm][i] for arm in goal.plus)
+            goal.factor * b + goal.plus_s + sum(took[arm][i] for arm in goal.plus)
             for i, b in enumerate(other)
         ]
         verdicts.append(
@@ -260,6 +262,14 @@ def judge(
     return Measured(
         name=name, ours=ours, samples=samples, verdicts=verdicts, notes=dict(notes or {})
     )
+
+
+def _compared(sample: Sample, goal: Goal) -> float:
+    if not goal.of_cpu:
+        return sample.wall_s
+    if sample.cpu_s is None:
+        raise ValueError(f"the CPU time is not known that {goal} is for")
+    return sample.cpu_s
 
 
 def print_table(results: Sequence[Measured]) -> None:

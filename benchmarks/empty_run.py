@@ -11,6 +11,7 @@ from arms import PROGRAMS, Arm, Goal, Measured, Row, alternate, command, mpiexec
 
 # Of the least that does the same: its ranks import torch once each, ours once together.
 SHARE = {4: 0.55, 8: 0.45, 16: 0.45}
+_CPU_GOAL = Goal(against="mpiexec bare", factor=0.4, of_cpu=True)
 
 
 def torch_run(
@@ -43,7 +44,7 @@ def torchrun(size: int, tree: Path) -> Arm:
 
 
 def measure(arguments: Namespace) -> Iterator[Measured]:
-    for size in arguments.sizes or (2, 4, 8):
+    for size in arguments.sizes or SHARE:
         row = Row(
             name=f"empty-run {size} ranks",
             ours=torch_run(size, arguments.tree),
@@ -55,6 +56,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
             ],
             goals=[
                 Goal(against="mpiexec bare", factor=SHARE.get(size, 1.1)),
+                *([_CPU_GOAL] if size in SHARE else []),
                 Goal(against="torchrun bare"),
             ],
         )
