@@ -270,7 +270,9 @@ def _explain_retry(trials: Sequence[dict[str, Any]]) -> str:
 
     reasons = [trial["reason"] or "" for trial in trials if trial["state"] == "ERROR"]
     if any(map(is_unreported, reasons)):
-        return "\n  with restart_errored=True trials that failed begin anew: mend the function first"
+        return (
+            "\n  with restart_errored=True trials that failed begin anew: mend the function first"
+        )
     return "\n  with resume_errored=True trials that failed go on, too" if reasons else ""
 
 
