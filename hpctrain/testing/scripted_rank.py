@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain.control.wire import Frame
+from hpctrain.rundir.staging import StagedPart
 from hpctrain.worker.report_count import LeaveTraining, ReportCount
+
+_EMPTY_PART = StagedPart(files=()).to_bytes()
 
 
 class ScriptedRank:
@@ -25,38 +28,57 @@ class ScriptedRank:
         Whether it returns then.
     saves
         Whether it makes one more report before.
+    first
+        Number of the report that it resumes from; `steps` counts from the beginning.
+    checkpoint_every
+        With which reports it sends a part of a checkpoint, by their number; 0: with none.
     """
 
     def __init__(
-        self, number: int, *, steps: int, asks_every: int, obeys: bool, saves: bool
+        self,
+        number: int,
+        *,
+        steps: int,
+        asks_every: int,
+        obeys: bool,
+        saves: bool,
+        first: int = 0,
+        checkpoint_every: int = 0,
     ) -> None:
         self._number = number
-        self._count = ReportCount(rank=number, first=0, timeout_s=0)
+        self._count = ReportCount(rank=number, first=first, timeout_s=0)
+        self._checkpoint_every = checkpoint_every
         self._commands: deque[tuple[str, dict[str, Any]]] = deque()
         self._frames: deque[Frame] = deque()
         self.did: list[tuple[str, int]] = []
         """Its outcome, and after which report."""
         self.is_frozen = False
-        self._training = self._train(steps, asks_every, obeys, saves)
+        self._training = self._train(first, steps, asks_every, obeys, saves)
 
     def send(self, op: str, **details: Any) -> None:
         """Send it a command, which it takes in when it is let."""
         self._commands.append((op, details))
 
-    def _say(self, op: str, **details: Any) -> None:
-        body = b'{"metrics":{}}' if op == "report" else b""
+    def _say(self, op: str, body: bytes = b"", **details: Any) -> None:
         self._frames.append(Frame({"op": op, "rank": self._number, **details}, body, b""))
 
     def _report(self) -> Iterator[None]:
         while self.is_frozen:
             yield
-        self._count.begin()
-        self._say("report")
+        number = self._count.begin()
+        every = self._checkpoint_every
+        has_part = bool(every) and number % every == 0
+        self._say("report", b'{"metrics":{}}', part_follows=has_part)
         yield
+        if has_part:
+            self._say("part", _EMPTY_PART, report=number)
+            yield
 
-    def _train(self, steps: int, asks_every: int, obeys: bool, saves: bool) -> Iterator[None]:
+    def _train(
+        self, first: int, steps: int, asks_every: int, obeys: bool, saves: bool
+    ) -> Iterator[None]:
         try:
-            for step in range(1, steps + 1):
+            for step in range(first + 1, steps + 1):
                 yield from self._report()
                 if not asks_every or step % asks_every:
                     continue
