@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.testing.slurm import VirtualCluster
+from tests.waiting import wait_until
 
 MakeCluster = Callable[..., VirtualCluster]
 StartRun = Callable[..., Any]
@@ -99,6 +99,29 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> list[RunPaths]:
 NOBODY = ("192.0.2.1", 9)
 
 
+class Looks:
+    """Counts how often agents have read the status of the run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        read_status = lease.read_status
+
+        def look(paths: RunPaths) -> RunStatus | None:
+            found = read_status(paths)
+            self._count += 1
+            return found
+
+        monkeypatch.setattr(lease, "read_status", look)
+
+    def wait_for(self, count: int) -> None:
+        wait_until(lambda: self._count >= count, f"look {count} of an agent")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(monkeypatch)
+
+
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "is_reachable", lambda _: False)
 
@@ -122,14 +145,14 @@ LEASE = {"lease_s": 0.3}
 
 
 def test_a_run_that_somebody_else_looks_after_is_left_alone(
-    paths: RunPaths, acted: list[RunPaths], monkeypatch
+    paths: RunPaths, acted: list[RunPaths], looks: Looks, monkeypatch
 ):
     unreachable(monkeypatch)
     agent = threading.Thread(
         target=lease.take_over, args=(paths.root, NOBODY), kwargs={"lease_s": 5.0}
     )
     agent.start()
-    time.sleep(0.2)
+    looks.wait_for(1)
     write_status(paths, RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", attempt=4))
     agent.join()
     assert acted == []
@@ -144,12 +167,13 @@ def refusing() -> Iterator[Any]:
 
 
 def test_on_a_node_that_answers_the_executor_has_time_to_be_started_again(
-    paths: RunPaths, acted, refusing
+    paths: RunPaths, acted, refusing, looks: Looks
 ):
     assert lease.is_reachable(refusing)
     agent = threading.Thread(target=lease.take_over, args=(paths.root, refusing), kwargs=LEASE)
     agent.start()
-    time.sleep(2 * LEASE["lease_s"])
+    # It sleeps before each further look: so the lease has ended long ago.
+    looks.wait_for(2 + round(2 * LEASE["lease_s"] / lease._LOOK_INTERVAL_S))
     assert agent.is_alive()
     write_status(paths, RunStatus(name="run", state=RunState.STARTING, launcher="slurm", attempt=3))
     agent.join(10)

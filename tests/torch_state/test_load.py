@@ -11,9 +11,9 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from torch import nn
 from hpctrain.bulk.block_reader import BlockReader, scratch_memory
 from hpctrain.bulk.index import INDEX_NAME
 from hpctrain.errors import CheckpointError
+from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch import load_state, save_state
 from hpctrain.torch.state.engine import read_blocks
@@ -36,6 +37,7 @@ from hpctrain.torch.state.state_dict import optimizer as optimizer_states
 from hpctrain.torch.state.state_dict.flatten import flatten_state
 from hpctrain.world import SerialComm
 from tests.damage import flip_bit
+from tests.waiting import wait_until
 
 
 class Model(nn.Module):
@@ -527,7 +529,16 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
         read(reader, block, *memories)
 
     monkeypatch.setattr(BlockReader, "read_into", hang)
-    begin = time.monotonic()
+    waited: list[float] = []
+
+    def wait_for_all_but_one(left: Any, timeout_s: float) -> Any:
+        """Return once the others have come; the time is that of a clock."""
+        waited.append(timeout_s)
+        return wait_until(lambda: (found := wait(left, 0.01)) and len(found[1]) == 1 and found)
+
+    monkeypatch.setattr(read_blocks, "wait", wait_for_all_but_one)
+    clocked = partial(Deadline, clock=lambda: sum(waited))
+    monkeypatch.setattr(read_blocks, "Deadline", clocked)
     try:
         with pytest.raises(CheckpointError, match=f"{second} did not give its block 1 in 3 s"):
             load_into(
@@ -540,8 +551,8 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
             )
     finally:
         released.set()
-    # Since the last of the others came, which took no time.
-    assert time.monotonic() - begin < 5.5
+    # Since the last of the others came, which took one look.
+    assert 3 <= sum(waited) <= 3 + 2 * LOOK_INTERVAL_S
 
 
 def test_a_disk_that_does_not_answer_is_told_of_on_the_rank_that_reads_for_others(
