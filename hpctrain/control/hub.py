@@ -5,12 +5,13 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.control import local_socket
 from hpctrain.control.event_loop import events_of
+from hpctrain.control.hangups import Hangups
 from hpctrain.control.listener import listen_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.node_use import NodeMeter, gpus_here
@@ -65,6 +66,7 @@ class Hub:
         """Nodes that are lost; true if they are silent, false if only their agent's connection
         has ended."""
         self._selector = selectors.DefaultSelector()
+        self._hangups = Hangups()
         self._listeners: list[socket.socket] = []
         self._peers: dict[int, _Peer] = {}
         self._peer_of: dict[int, _Peer] = {}
@@ -141,15 +143,14 @@ class Hub:
         A connection that ends gives a frame ``lost`` for each rank behind it that has not sent that
         it leaves.
         """
-        batches: list[list[Frame]] = []
-        ready = self._selector.select(timeout_s)
+        events: list[Frame] = []
+        ready = self._hangups.put_in_order(self._selector.select(timeout_s))
         now = self._time.look(time.monotonic())
         for key, mask in ready:
-            if frames := key.data(mask):
-                batches.append(frames)
+            events += key.data(mask) or ()
         if self._strangers is not None:
             self._strangers.drop_silent(now)
-        batches.append(self._drop_silent_agents())
+        events += self._drop_silent_agents()
         self._memory.sample()
         if now - self._beat_at > BEAT_INTERVAL_S:
             self._beat_at = now
@@ -157,7 +158,9 @@ class Hub:
             if self._root is not None:
                 self._root.acknowledge()
                 self._root.drop_silent(now)
-        return _put_in_order(batches)
+        # What a dying rank has sent, and its death, precede what its peers report of it.
+        lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
+        return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
 
     def begin_attempt(self, attempt: int) -> None:
         """Serve another attempt with the agents that are there. The ranks of the last are gone."""
@@ -249,6 +252,7 @@ class Hub:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
+        self._hangups.close()
 
     def _listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
         listener.setblocking(False)
@@ -264,6 +268,7 @@ class Hub:
         peer = _Peer(frames, last_heard=self._time.now)
         self._peers[id(peer)] = peer
         self._selector.register(frames, selectors.EVENT_READ, lambda mask: self._serve(peer, mask))
+        self._hangups.add(frames.fileno())
         return frames
 
     def _serve(self, peer: _Peer, mask: int) -> list[Frame]:
@@ -353,15 +358,5 @@ class Hub:
             peer.memory = self._memory.remove(peer.frames)
             self._use.pop(peer.node, None)
             self._selector.unregister(peer.frames)
+            self._hangups.remove(peer.frames.fileno())
             peer.frames.close()
-
-
-def _put_in_order(batches: Sequence[list[Frame]]) -> list[Frame]:
-    """Return the frames that have arrived together, by connection, in one order. Pure."""
-    lost = {frame.header["rank"] for frames in batches for frame in frames if frame.op == "lost"}
-    # A connection with frames was ready for these, and may have ended after one without any.
-    by_silence = sorted(batches, key=lambda frames: any(frame.op != "lost" for frame in frames))
-    events = [frame for frames in by_silence for frame in frames]
-    # What a dying rank has sent, and its death, precede what its peers report of it. An agent has
-    # put the deaths on its node in order.
-    return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hpctrain.control import local_socket
 from hpctrain.control.children import MAX_PENDING_BYTES
 from hpctrain.control.event_loop import events_of
+from hpctrain.control.hangups import Hangups
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
@@ -51,6 +52,7 @@ class RankRelay:
         self._memory = MemoryWatch()
         self._temporary: dict[FrameSocket, tuple[str, int]] = {}
         self._selector = selectors.DefaultSelector()
+        self._hangups = Hangups()
         self._is_full = False
         """Whether the executor has so much to receive that ranks are not read."""
 
@@ -86,9 +88,10 @@ class RankRelay:
             if isinstance(key.fileobj, (FrameSocket, socket.socket)):
                 key.fileobj.close()
         self._selector.close()
+        self._hangups.close()
 
     def _step(self, listener: socket.socket) -> None:
-        ready = self._selector.select(BEAT_INTERVAL_S)
+        ready = self._hangups.put_in_order(self._selector.select(BEAT_INTERVAL_S))
         if not ready:
             self._send("beat")
         self._memory.sample()
@@ -115,6 +118,7 @@ class RankRelay:
         self._memory.add(frames, sock)
         self._ranks[frames] = None
         self._selector.register(frames, selectors.EVENT_READ)
+        self._hangups.add(frames.fileno())
 
     def _pass_up(self, frames: FrameSocket) -> None:
         for frame in frames.receive():
@@ -126,6 +130,7 @@ class RankRelay:
             temporary = self._temporary.pop(frames, None)
             if frames in self._selector.get_map():
                 self._selector.unregister(frames)
+            self._hangups.remove(frames.fileno())
             frames.close()
             if rank is not None:
                 self._send("lost", rank=rank, memory=memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,18 @@ LIMIT_S = 30.0
 KEYS = b"a" * 32, b"b" * 32
 
 
+class HeldRelay(RankRelay):
+    """Looks at nothing while its gate is closed."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def _after_step(self) -> None:
+        self.gate.wait(LIMIT_S)
+
+
 class Relayed:
     """A relay in a thread, and the executor's end of its connection."""
 
@@ -29,7 +42,7 @@ class Relayed:
         self.executor = FrameSocket(mine, Seal(*KEYS))
         self.name = local_socket.new_socket_name()
         listener = local_socket.listen(self.name, backlog=BACKLOG)
-        self.relay = RankRelay(attempt=1, uplink=uplink, seal=Seal(*KEYS[::-1]), name="node7")
+        self.relay = HeldRelay(attempt=1, uplink=uplink, seal=Seal(*KEYS[::-1]), name="node7")
         self.thread = threading.Thread(target=self.relay.serve, args=(listener,), daemon=True)
         self.thread.start()
         self.links: list[Link] = []
@@ -100,6 +113,26 @@ def test_a_rank_that_leaves_is_not_lost_and_one_that_dies_is(relayed: Relayed):
     relayed.await_frame("bye")
     dying.close()
     assert relayed.await_frame("lost").header["rank"] == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("reported", [(), (0,), (1,), (0, 1), (1, 0)])
+def test_deaths_are_told_in_their_order(
+    relayed: Relayed, first: int, reported: tuple[int, ...]
+) -> None:
+    links = [relayed.connect(rank) for rank in (0, 1)]
+    for _ in links:
+        relayed.await_frame("hello")
+    relayed.relay.gate.clear()
+    relayed.executor.post(encode_frame({"op": "beat", "attempt": 1}))
+    relayed.await_frame("beat")
+    for rank in reported:
+        links[rank].post("staged")
+        links[rank].drain(timeout_s=LIMIT_S)
+    for rank in (first, 1 - first):
+        links[rank].close()
+    relayed.relay.gate.set()
+    assert [relayed.await_frame("lost").header["rank"] for _ in links] == [first, 1 - first]
 
 
 @pytest.mark.parametrize("how", ["it ends", "a third party changes it"])
