@@ -123,5 +123,4 @@ print(len(opened), len(set(opened)), calls)
     printed = subprocess.check_output(argv, cwd=folder, text=True)
     num_opened, num_files, num_calls = map(int, printed.split())
     assert num_opened == num_files <= len(REACHED)
-    # About 5 ms on a machine of 2020.
     assert num_calls < 10_000

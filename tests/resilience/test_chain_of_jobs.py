@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -141,11 +140,20 @@ def test_a_run_whose_preemptions_are_used_up_says_so(disturbed: Any) -> None:
     assert "preemption failure 1 of max_preemption_failures=0" in str(result.error)
 
 
+def await_saved_state(disturbed: Any) -> None:
+    """Wait until slurmctld has written down what has happened, which it does seconds later.
+
+    A job that it forgets is another matter.
+    """
+    saved = disturbed.cluster.state_dir / "ctld/job_state"
+    disturbed.slurm("scontrol", "update", f"JobId={disturbed.job_id()}", "Comment=to-be-saved")
+    disturbed.wait_for(lambda: b"to-be-saved" in saved.read_bytes(), "the saved state of Slurm")
+
+
 def test_a_run_goes_on_when_its_controller_was_away(disturbed: Any) -> None:
     disturbed.start("--steps=100")
     disturbed.wait_for_step(12)
-    # Slurm writes down seconds later what has happened; a job that it forgets is another matter.
-    time.sleep(5)
+    await_saved_state(disturbed)
     disturbed.cluster.kill_controller()
     try:
         disturbed.wait_for_step(60)

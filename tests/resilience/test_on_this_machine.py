@@ -337,7 +337,12 @@ def test_a_run_that_ends_by_itself_while_a_stop_is_wanted_is_finished(tmp_path: 
         import hpctrain
 
         hpctrain.report({"step": 1})
-        time.sleep(3)  # longer than total_time, and nobody asks
+        # Longer than total_time, and nobody asks: until the executor shows that the run is to stop.
+        status = hpctrain.get_context().get_storage() / "status.json"
+        deadline = time.monotonic() + 60
+        while "stopping: its total_time" not in status.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         return "the end"
 
     result = fit(train, tmp_path, total_time=timedelta(seconds=1))
