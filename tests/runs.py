@@ -10,6 +10,7 @@ from typing import Any
 from hpctrain import DataParallelTrainer, Result, RunConfig, ScalingConfig
 
 _OF_RUN = {field.name for field in fields(RunConfig)}
+_OF_SCALING = {field.name for field in fields(ScalingConfig)}
 
 
 def make_trainer(
@@ -17,20 +18,22 @@ def make_trainer(
     storage: Path,
     *,
     num_workers: int = 2,
-    name: str = "run",
+    name: str | None = "run",
     trainer: type[DataParallelTrainer] = DataParallelTrainer,
     **options: Any,
 ) -> DataParallelTrainer:
     """Return a quiet trainer of ranks on this machine, or in this interpreter if there are none.
 
-    What else is given goes to its RunConfig, if that has a field of this name, or to the trainer.
+    What else is given goes to its RunConfig or its ScalingConfig, if that has a field of this name,
+    or to the trainer.
     """
     of_run = {field: options.pop(field) for field in _OF_RUN & options.keys()}
+    of_scaling = {field: options.pop(field) for field in _OF_SCALING & options.keys()}
     launcher: Any = "local" if num_workers else "auto"
     of_run = {"verbose": 0, "launcher": launcher, **of_run}
     return trainer(
         train,
-        scaling_config=ScalingConfig(num_workers=num_workers),
+        scaling_config=ScalingConfig(num_workers=num_workers, **of_scaling),
         run_config=RunConfig(storage_path=storage, name=name, **of_run),
         **options,
     )

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain import ConfigError, FailureConfig, Result, RunConfig, ScalingConfig
+from hpctrain import ConfigError, FailureConfig, Result
 from hpctrain.data import from_numpy
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.torch import TorchTrainer
+from tests import runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
@@ -26,16 +27,16 @@ def fit(
     num_workers: int = 1,
     **more: Any,
 ) -> Result:
-    use_gpu = more.pop("use_gpu", True)
     failures = FailureConfig(max_failures=more.pop("max_failures", 0))
-    return TorchTrainer(
+    return runs.fit(
         train,
-        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
-        run_config=RunConfig(
-            storage_path=storage, name=name, verbose=0, launcher="local", failure_config=failures
-        ),
-        **more,
-    ).fit()
+        storage,
+        name=name,
+        num_workers=num_workers,
+        trainer=TorchTrainer,
+        failure_config=failures,
+        **{"use_gpu": True, **more},
+    )
 
 
 def _learn() -> list[float]:

@@ -15,6 +15,7 @@ import pytest
 from hpctrain import ConfigError, Result, RunConfig, ScalingConfig, WorkerError
 from hpctrain.execute.process import process_start_time
 from hpctrain.horovod import HorovodConfig, HorovodTrainer, elastic_state
+from tests import runs
 from tests.waiting import wait_until
 
 pytest.importorskip("horovod", reason="hpctrain install horovod")
@@ -92,13 +93,15 @@ def elastic_training() -> Callable[[dict[str, Any]], Any]:
 
 
 def fit(storage: Path, *, kill: list[tuple[int, int]], num_workers: int = NUM_RANKS) -> Result:
-    return HorovodTrainer(
+    return runs.fit(
         elastic_training(),
+        storage,
+        num_workers=num_workers,
+        trainer=HorovodTrainer,
         train_loop_config={"kill": kill, "marks": str(storage)},
         horovod_config=HorovodConfig(max_replacements=1),
-        scaling_config=ScalingConfig(num_workers=num_workers, resources_per_worker={"CPU": 1}),
-        run_config=RunConfig(storage_path=storage, name="run", launcher="local", verbose=0),
-    ).fit()
+        resources_per_worker={"CPU": 1},
+    )
 
 
 def losses(result: Result) -> list[tuple[int, float]]:

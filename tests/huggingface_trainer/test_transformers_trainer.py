@@ -19,6 +19,7 @@ from hpctrain import (
     ScalingConfig,
 )
 from hpctrain.huggingface import TransformersTrainer
+from tests import runs
 
 pytest.importorskip("transformers")
 pytestmark = [
@@ -90,20 +91,17 @@ def fit(
     resume_from: Checkpoint | None = None,
     **run_config: Any,
 ) -> Result:
-    return TransformersTrainer(
+    return runs.fit(
         make,
+        path.parent,
+        name=path.name,
+        num_workers=num_workers,
+        trainer=TransformersTrainer,
         trainer_init_config={"batch_size": 8 // max(num_workers, 1), "dies": dies},
         datasets={"train": rows, "evaluation": rows[:9]},
-        scaling_config=ScalingConfig(num_workers=num_workers),
-        run_config=RunConfig(
-            storage_path=path.parent,
-            name=path.name,
-            verbose=0,
-            launcher="local" if num_workers else "auto",
-            **run_config,
-        ),
         resume_from_checkpoint=resume_from,
-    ).fit()
+        **run_config,
+    )
 
 
 def parameters(path: Path, rank: int) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain import Result, RunConfig, ScalingConfig, SlurmConfig
+from hpctrain import Result, SlurmConfig
 from hpctrain.data import from_numpy
 from hpctrain.lightning import LightningConfigBuilder, LightningTrainer
 from hpctrain.testing.slurm import VirtualCluster
+from tests import runs
 
 # Lightning has an opinion about data sets as small as these.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -63,20 +64,17 @@ def fit(storage: Path, *, stop: Any = None, resume: Any = None, nodes: int | Non
         .build()
     )
     columns = {"row": np.arange(ROWS), "x": X, "y": np.sin(X.sum(1))}
-    return LightningTrainer(
+    return runs.fit(
         config,
+        storage,
+        trainer=LightningTrainer,
         datasets={"train": from_numpy(columns)},
         datasets_iter_config={"batch_size": 2, "shuffle": True},
-        scaling_config=ScalingConfig(num_workers=2, slurm=SlurmConfig(nodes=nodes)),
-        run_config=RunConfig(
-            storage_path=storage,
-            name="run",
-            verbose=0,
-            stop=stop,
-            launcher="slurm" if nodes else "local",
-        ),
+        slurm=SlurmConfig(nodes=nodes),
+        stop=stop,
+        launcher="slurm" if nodes else "local",
         resume_from_checkpoint=resume,
-    ).fit()
+    )
 
 
 def losses(result: Result) -> list[tuple[int, float]]:

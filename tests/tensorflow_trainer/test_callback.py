@@ -20,6 +20,7 @@ from hpctrain import (
     ValidationTaskConfig,
 )
 from hpctrain.tensorflow import ReportCheckpointCallback, TensorflowTrainer
+from tests import runs
 
 X = np.random.default_rng(0).normal(size=(8, 2)).astype("float32")
 
@@ -38,12 +39,14 @@ def fit(
         history = model.fit(X, X[:, 0], batch_size=4, epochs=3, callbacks=[report], verbose=0)
         return len(history.epoch)
 
-    return TensorflowTrainer(
+    return runs.fit(
         train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=storage, name="run", verbose=0, stop=stop),
+        storage,
+        num_workers=0,
+        trainer=TensorflowTrainer,
+        stop=stop,
         validation_config=validation_config,
-    ).fit()
+    )
 
 
 def test_each_epoch_is_reported_with_its_checkpoint(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import hpctrain
-from hpctrain import FailureConfig, Result, RunConfig, ScalingConfig, WorkerError
+from hpctrain import FailureConfig, Result, WorkerError
 from hpctrain.data import Dataset, from_numpy
 from hpctrain.tensorflow import TensorflowConfig, TensorflowTrainer
+from tests import runs
 
 pytestmark = pytest.mark.mpi
 
@@ -91,20 +92,15 @@ def train(config: dict[str, Any]) -> int:
 
 
 def fit(storage: Path, loop: Any = train, *, kill: bool = False, **changes: Any) -> Result:
-    return TensorflowTrainer(
+    return runs.fit(
         loop,
+        storage,
+        trainer=TensorflowTrainer,
         train_loop_config={"kill": kill},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            storage_path=storage,
-            name="run",
-            verbose=0,
-            launcher="local",
-            failure_config=FailureConfig(max_failures=1 if kill else 0),
-        ),
+        failure_config=FailureConfig(max_failures=1 if kill else 0),
         datasets={"train": rows()},
         **changes,
-    ).fit()
+    )
 
 
 @pytest.fixture(scope="module")

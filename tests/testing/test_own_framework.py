@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
+from hpctrain import FailureConfig, Result
 from hpctrain.testing import BackendContract
 from hpctrain.testing.slurm import VirtualCluster
+from tests import runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 30
@@ -51,19 +52,15 @@ def fit(tmp_path: Path, *, train: Any = None, workers: int, max_failures: int = 
     from averaging import AveragingConfig
     from own_framework import train_digits
 
-    return DataParallelTrainer(
+    return runs.fit(
         train or train_digits,
+        tmp_path,
+        num_workers=workers,
+        name=f"on-{workers}",
         train_loop_config={"steps": STEPS, "lr": 0.5},
         backend_config=AveragingConfig(),
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(
-            storage_path=tmp_path,
-            name=f"on-{workers}",
-            launcher="local" if workers else "auto",
-            verbose=0,
-            failure_config=FailureConfig(max_failures=max_failures),
-        ),
-    ).fit()
+        failure_config=FailureConfig(max_failures=max_failures),
+    )
 
 
 @pytest.mark.mpi

@@ -12,6 +12,7 @@ from hpctrain.errors import WorkerHangError
 from hpctrain.torch import TorchConfig, TorchTrainer
 from hpctrain.torch.flight_recorder import summarize
 from hpctrain.worker.group_record import Call
+from tests import runs
 
 
 def entry(number: int, **changes: Any) -> dict[str, Any]:
@@ -99,19 +100,15 @@ def _train(config: dict[str, Any]) -> None:
 
 
 def fit(tmp_path: Path, kind: str, *, timeout_s: float = 60, hang_timeout_s: float | None = 2):
-    return TorchTrainer(
+    return runs.fit(
         _train,
+        tmp_path,
+        num_workers=3,
+        trainer=TorchTrainer,
         train_loop_config={"kind": kind},
         torch_config=TorchConfig(timeout_s=timeout_s),
-        scaling_config=ScalingConfig(num_workers=3),
-        run_config=RunConfig(
-            storage_path=tmp_path,
-            name="run",
-            verbose=0,
-            launcher="local",
-            failure_config=FailureConfig(hang_timeout_s=hang_timeout_s),
-        ),
-    ).fit()
+        failure_config=FailureConfig(hang_timeout_s=hang_timeout_s),
+    )
 
 
 @pytest.mark.mpi

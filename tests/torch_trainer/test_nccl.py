@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpctrain import Result, RunConfig, ScalingConfig
 from hpctrain.torch import TorchTrainer
+from tests.runs import fit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
+ON_GPUS: dict[str, Any] = {"trainer": TorchTrainer, "use_gpu": True}
 
 
 @pytest.fixture(autouse=True)
 def _all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus))))
-
-
-def fit(train: Callable[[], Any], tmp_path: Path, num_workers: int) -> Result:
-    return TorchTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=True),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0, launcher="local"),
-    ).fit()
 
 
 def test_ranks_have_their_own_gpu_and_train_together_with_nccl(
@@ -66,7 +58,7 @@ def test_ranks_have_their_own_gpu_and_train_together_with_nccl(
         return found
 
     size = min(num_gpus, 2)
-    found = fit(train, tmp_path, size).return_value
+    found = fit(train, tmp_path, num_workers=size, **ON_GPUS).return_value
     assert len(found) == size
     for rank, mine in enumerate(found):
         assert mine["backend"] == "nccl"
@@ -96,7 +88,7 @@ def test_fsdp_shards_on_gpus(tmp_path: Path, num_gpus: int) -> None:
         optimizer.step()
         return [type(p).__name__ for p in model.parameters()]
 
-    assert fit(train, tmp_path, 2).return_value == ["DTensor"] * 4
+    assert fit(train, tmp_path, num_workers=2, **ON_GPUS).return_value == ["DTensor"] * 4
 
 
 def test_batches_that_are_copied_ahead_are_the_same_batches(tmp_path: Path) -> None:
@@ -127,4 +119,4 @@ def test_batches_that_are_copied_ahead_are_the_same_batches(tmp_path: Path) -> N
         plain = data.double().sum(1).reshape(16, 4).tolist()
         return [sums(ahead=True) == plain, sums(ahead=False) == plain]
 
-    assert fit(train, tmp_path, 1).return_value == [True, True]
+    assert fit(train, tmp_path, num_workers=1, **ON_GPUS).return_value == [True, True]

@@ -13,19 +13,15 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 import hpctrain
-from hpctrain import ConfigError, Result, RunConfig, ScalingConfig, WorkerContextError
+from hpctrain import ConfigError, Result, WorkerContextError
 from hpctrain.torch import TorchConfig, TorchTrainer, get_device
+from tests import runs
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
 
 
-def fit(train: Callable[[], Any], storage: Path, **torch_config: Any) -> Result:
-    return TorchTrainer(
-        train,
-        torch_config=TorchConfig(**torch_config),
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=storage, verbose=0),
-    ).fit()
+def fit(train: Callable[[], Any], storage: Path) -> Result:
+    return runs.fit(train, storage, num_workers=0, name=None, trainer=TorchTrainer)
 
 
 @pytest.fixture
