@@ -31,7 +31,8 @@ def last_step(directory: Path, run_id: str) -> int:
     run_id
         Which run.
     """
-    parts = sorted(directory.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"), reverse=True)
+    # wandb appends a number to the name of one that begins in the same second as another.
+    parts = sorted(directory.glob(f"offline-run-*-{run_id}*/run-{run_id}.wandb"), reverse=True)
     return next((step for part in parts if (step := _last_step_of(part))), 0)
 
 

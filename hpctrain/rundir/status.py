@@ -173,6 +173,8 @@ def last_attempt(paths: RunPaths) -> dict[str, Any]:
 
 _NAMES = frozenset(f.name for f in fields(RunStatus)) - {"damage"}
 _STATES = {state.value: state for state in RunState}
+_LAST_EVENT_S = 30.0
+"""Seconds after its last status in which an executor writes the last event."""
 _TIMES = ("started_at", "updated_at", "ended_at", "deadline")
 
 
@@ -276,6 +278,8 @@ def explain_gap(events: Sequence[Mapping[str, Any]], status: RunStatus) -> str |
     if started < status.attempt:
         return f"it has {started} of {status.attempt} attempts"
     has_ended = status.state in (RunState.FINISHED, RunState.FAILED)
+    # The executor writes its status first.
+    has_ended = has_ended and time.time() - (status.ended_at or 0.0) > _LAST_EVENT_S
     if has_ended and not any(event["event"] == "run-ended" for event in events):
         return "it does not say how the run ended"
     return None

@@ -357,6 +357,20 @@ def test_wandb_is_sent_again_what_a_killed_process_had_not_written(
     assert last_step(path / "wandb", "0123456789abcdef") == 10
 
 
+def test_a_part_that_began_in_the_same_second_as_another_is_found(tmp_path: Path) -> None:
+    """So wandb names the directory of a process that begins so soon after another has died."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    for name, step in (("", 4), ("-1", 10)):
+        part = tmp_path / f"offline-run-20261128_194204-an-id{name}"
+        part.mkdir()
+        record = pb.Record()
+        record.history.item.add(key="_step", value_json=str(step))
+        content = record.SerializeToString()
+        chunk = struct.pack("<IHB", 0, len(content), 1) + content
+        (part / "run-an-id.wandb").write_bytes(b":W&B..." + chunk)
+    assert last_step(tmp_path, "an-id") == 10
+
+
 def test_a_step_of_wandb_that_is_never_written_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     assert not wait_for_step(tmp_path, "an id", 1, timeout_s=0.05)
     assert wait_for_step(tmp_path, "an id", 0, timeout_s=0.05)

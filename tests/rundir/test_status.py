@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.rundir.status import RunStatus, explain_gap, read_status, write_status
 
 
 def test_a_status_comes_back_as_it_was_written_with_the_time(tmp_path: Path):
@@ -35,6 +35,20 @@ def test_a_directory_without_a_status_is_not_an_error(tmp_path: Path):
     assert read_status(RunPaths(tmp_path / "nowhere")) is None
     (tmp_path / "file").write_text("")
     assert read_status(RunPaths(tmp_path / "file")) is None
+
+
+def test_a_ledger_without_an_end_is_damaged_once_its_executor_has_had_time_to_write_it():
+    """It writes its status first."""
+
+    def explain(*, ended_s_ago: float) -> str | None:
+        ended_at = time.time() - ended_s_ago
+        status = RunStatus(
+            name="run", state=RunState.FINISHED, launcher="local", ended_at=ended_at, attempt=1
+        )
+        return explain_gap([{"event": "attempt-started"}], status)
+
+    assert explain(ended_s_ago=0) is None
+    assert explain(ended_s_ago=3600) == "it does not say how the run ended"
 
 
 def test_only_ended_runs_are_final():
