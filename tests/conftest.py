@@ -161,8 +161,13 @@ def kept_fork_servers() -> Iterator[dict[tuple[str, ...], ForkServers]]:
 @pytest.fixture
 def in_slurm(virtual_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch) -> VirtualCluster:
     """The cluster of all tests, whose Slurm this process itself asks."""
+    from hpctrain.slurm import pmi
+
     for name, value in virtual_slurm.environ.items():
         monkeypatch.setenv(name, value)
+    # Another test of this process may have asked a srun of its own.
+    pmi.offered_pmi_types.cache_clear()
+    monkeypatch.setattr(pmi, "_asked", [])
     return virtual_slurm
 
 

@@ -142,9 +142,9 @@ def check(storage: Path, name: str, *, num_ranks: int) -> None:
         assert wait["mean"] == pytest.approx(sum(of_ranks) / num_ranks, **near), kind
         assert wait["most"][0] == pytest.approx(max(of_ranks), **near), kind
         assert wait["least"][0] == pytest.approx(min(of_ranks), **near), kind
-    if num_ranks > 1:
-        assert found["data"]["most"][1] == 0
-        assert found["collective"]["least"][1] == 1
+        # On a busy machine the ranks that are named may have waited as long as others.
+        for seconds, rank in (wait["most"], wait["least"]):
+            assert of_ranks[rank] == pytest.approx(seconds, **near), kind
     total = sum(found[kind]["mean"] for kind in ("data", "checkpoint", "collective"))
     assert total < found["seconds"]
 

@@ -167,9 +167,11 @@ def test_how_a_rank_ended_is_not_known_if_its_client_was_killed_first(
     assert client.stdout is not None
     pid = int(client.stdout.readline().split()[0])
     client.kill()
-    client.communicate(timeout=60)
+    client.wait(timeout=60)
+    # Its input is open: it does not end by itself.
     assert servers.await_end(pid) is None
     assert not is_alive(pid)
+    client.communicate(timeout=60)
 
 
 def test_signals_for_the_client_reach_the_rank_and_eof_of_its_input_too(
