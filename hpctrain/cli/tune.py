@@ -249,9 +249,11 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
     width
         Columns of the terminal; None for a program.
     """
+    from hpctrain.rundir.display import counted
+
     states = [trial["state"] for trial in found["trials"]]
     counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
-    line = f"{found['name']}: {found['state']}, {len(states)} trials"
+    line = f"{found['name']}: {found['state']}, {counted(len(states), 'trial')}"
     line += f" ({counts})" if counts else ""
     if found["reason"]:
         line += f"; {found['reason'].splitlines()[0]}"

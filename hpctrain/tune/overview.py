@@ -11,7 +11,7 @@ from typing import Any
 
 from hpctrain.errors import ConfigError
 from hpctrain.metric_names import find_score
-from hpctrain.rundir.display import format_value
+from hpctrain.rundir.display import counted, format_value
 from hpctrain.rundir.metrics import read_last_report
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
@@ -61,9 +61,8 @@ class SweepOverview:
 
     def describe(self) -> str:
         """Return how many trials it has, and the best of them. Not collective."""
-        counted = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
-        noun = "trial" if self.num_trials == 1 else "trials"
-        line = f"sweep of {self.num_trials} {noun}" + (f": {counted}" if counted else "")
+        states = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
+        line = f"sweep of {counted(self.num_trials, 'trial')}" + (f": {states}" if states else "")
         if self.best is not None:
             line += f"; best {self.best} {self.metric}={format_value(self.value)}"
         return line + (f"; a copy of {self.copy_of}" if self.copy_of else "")

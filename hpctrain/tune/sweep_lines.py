@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from hpctrain.rundir.display import format_metrics
+from hpctrain.rundir.display import counted, format_metrics
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.plain import readable
 from hpctrain.tune.trial import Trial, TrialState
@@ -55,7 +55,7 @@ def describe_sweep(trials: Collection[Trial], paths: SweepPaths, *, reason: str)
     failed = sum(trial.state is TrialState.ERROR for trial in trials)
     silent = sum(trial.state is TrialState.TERMINATED and not trial.reports for trial in trials)
     return (
-        f"{len(trials)} trials, {failed} failed"
+        f"{counted(len(trials), 'trial')}, {failed} failed"
         + (f", {silent} without a report" if silent else "")
         + (f" ({reason})" if reason else "")
         + f": hpctrain tune status {shlex.quote(str(paths.root))}"

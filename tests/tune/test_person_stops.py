@@ -231,7 +231,7 @@ def test_a_copy_of_a_sweep_that_runs_is_one_of_its_own(
     assert original is not None
     shown = CliRunner().invoke(app, ["tune", "status", str(copy)]).stdout
     # Its status may be what vanished under cp.
-    found = r"copies: interrupted, 1 trials \(1 (RUNNING|PENDING)\); a copy of "
+    found = r"copies: interrupted, 1 trial \(1 (RUNNING|PENDING)\); a copy of "
     assert re.match(found + re.escape(str(tmp_path / "s")), shown)
     assert "none of its trials runs" in tune_stop(copy)
     (tmp_path / "work").mkdir()

@@ -148,7 +148,7 @@ class Trial:
             places = [self._script.cwd, *of_submissions]
             left = surroundings.leftovers(places)
             if left and self._was_all_killed():
-                # Nobody was left to remove it, and the sweep may not have needed that node again.
+                # No process was left to remove it, and the sweep may not need that node again.
                 self._start_on_all_nodes(surroundings)
                 left = surroundings.leftovers(places)
             self._troubles += [f"left behind: {path}" for path in left]
