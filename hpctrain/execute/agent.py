@@ -10,7 +10,6 @@ that the executor has one connection a node, and it notices when a rank dies.
 
 from __future__ import annotations
 
-import selectors
 import signal
 import socket
 import sys
@@ -117,9 +116,7 @@ class Agent(RankRelay):
         node = self._name
         self._send("health", node=node, **describe_node(_tmp()))
         mine, others = socket.socketpair()
-        frames = FrameSocket(mine)
-        self._ranks[frames] = None
-        self._selector.register(frames, selectors.EVENT_READ)
+        self._add(FrameSocket(mine))
 
         def ask() -> None:
             storage = examine_storage(run_dir, node=node)

@@ -116,6 +116,10 @@ class RankRelay:
             return
         frames = FrameSocket(sock)
         self._memory.add(frames, sock)
+        self._add(frames)
+
+    def _add(self, frames: FrameSocket) -> None:
+        """Pass on what comes over a connection, until its end."""
         self._ranks[frames] = None
         self._selector.register(frames, selectors.EVENT_READ)
         self._hangups.add(frames.fileno())
