@@ -16,7 +16,7 @@ from hpctrain.launch.storage import errors_of_storage
 from hpctrain.rundir.closed import describe_closed
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
+from hpctrain.tune.ledger import SweepPaths, SweepRecord, has_sweep, read_record
 from hpctrain.tune.place import is_begun
 from hpctrain.tune.trainable import Trainable, name_trainable
 
@@ -49,6 +49,9 @@ def has_job_ended(record: SweepRecord) -> bool:
     Not collective.
     """
     here = environ.variable("SLURM_JOB_ID"), environ.restart_count()
+    if record.started.get("launcher") == "slurm":
+        # Its trials have jobs of their own.
+        return False
     return record.job_id is not None and (record.job_id, record.restarts) != here
 
 
@@ -94,7 +97,7 @@ def errors_of_closed(paths: SweepPaths) -> Iterator[None]:
     Raises
     ------
     ConfigError
-        Then.
+        If there is a file or directory in it that this user may not read.
     """
     try:
         yield
@@ -116,6 +119,12 @@ def refuse_existing(paths: SweepPaths, policy: ExistingPolicy) -> None:
         If it is not.
     """
     if policy != "restart":
+        if not has_sweep(paths):
+            raise ConfigError(
+                f"{paths.root} has trials of a sweep, but its tune.jsonl is gone, empty or damaged "
+                f"at its beginning: it cannot go on. Bring the file back from a backup. Or choose "
+                f"another RunConfig(name=...), or existing='restart', which moves all of it aside."
+            )
         raise ConfigError(
             f"{paths.root} is a sweep already. Go on with it: "
             f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "

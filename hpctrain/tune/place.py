@@ -30,6 +30,7 @@ from hpctrain.tune.ledger import SweepPaths, SweepRecord, has_sweep, is_event
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.person_stops import read_stop_request
 from hpctrain.tune.slots import Capacity, Slots
+from hpctrain.tune.trial import name_trial
 from hpctrain.tune.tune_config import TuneConfig
 from hpctrain.tune.tuner_life import TunerLife, has_life, shown_alive
 from hpctrain.worker.bootstrap import visible_gpus
@@ -110,9 +111,10 @@ def errors_of_files(paths: SweepPaths, how_to_go_on: str) -> Iterator[None]:
 def is_begun(paths: SweepPaths) -> bool:
     """Return whether another sweep would be in the way, as far as it can be read.
 
-    Not collective.
+    Not collective. Trials are, too, whose ledger is gone: runs of the same names would go on.
     """
-    return bool(scan_lines(paths.events, is_event).values)
+    has_events = bool(scan_lines(paths.events, is_event).values)
+    return has_events or any(paths.root.glob(f"{name_trial(0)[:-1]}*"))
 
 
 def find_state(paths: SweepPaths, record: SweepRecord) -> str:

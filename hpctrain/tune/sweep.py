@@ -318,7 +318,9 @@ class Sweep:
             return
         is_pausing = trial.state is TrialState.PAUSING
         if end.was_stopped and not is_to_end and (is_pausing or self._is_interrupted):
-            self._set_aside(trial, is_job_end=bool(self._cut_off))
+            self._set_aside(trial, is_job_end=bool(self._cut_off) and end.has_run)
+            if trial.state.is_final:
+                return
         else:
             reason = trial.reason if was_stopping else end.reason or explain_silence(trial)
             self._end(trial, reason, was_stopped=was_stopping)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from os import PathLike
+from stat import S_ISREG
 from typing import Any
 
 from hpctrain.checks import given_or_default, shown
@@ -214,8 +215,10 @@ class Tuner:
         """
         _refuse_filesystem(storage_filesystem)
         paths = SweepPaths(root=expand_home(path))
-        with errors_of_closed(paths):
-            return paths.tuner.is_file() and has_sweep(paths)
+        # Python's own is_file() is False of what this user may not read, as of 3.14.
+        with errors_of_closed(paths), suppress(FileNotFoundError, NotADirectoryError):
+            return S_ISREG(paths.tuner.stat().st_mode) and has_sweep(paths)
+        return False
 
     @classmethod
     def restore(
@@ -272,7 +275,8 @@ class Tuner:
                 "restore(resume_unfinished=False): trials that have not ended always go on. "
                 "hpctrain tune stop SWEEP TRIAL ends one for good; get_results() runs none."
             )
-        stored = StoredTuner.read(paths)
+        with errors_of_closed(paths):
+            stored = StoredTuner.read(paths)
         if param_space is not None and not is_same(dict(param_space), dict(stored.space)):
             raise ConfigError(
                 f"restore(param_space=...): it is not the search space of {paths.root}, whose "

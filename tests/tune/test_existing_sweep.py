@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpctrain import report
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
+from hpctrain.tune import grid_search
 from hpctrain.tune.existing_sweep import find_paths, has_job_ended, is_to_go_on
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.sweep import Sweep
@@ -26,8 +32,8 @@ def begun(root: Path, *, job_id: str | None = None) -> SweepPaths:
     return paths
 
 
-def config(folder: Path, name: str | None = "sweep") -> RunConfig:
-    return RunConfig(storage_path=str(folder), name=name)
+def config(folder: Path, name: str | None = "sweep", **options: Any) -> RunConfig:
+    return RunConfig(storage_path=str(folder), name=name, **options)
 
 
 def test_a_sweep_without_a_name_is_called_after_its_function(tmp_path: Path):
@@ -41,6 +47,50 @@ def test_a_sweep_that_is_there_is_refused_unless_it_is_moved_aside(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"is a sweep already\. Go on with it: Tuner\.restore"):
         find_paths(config(tmp_path), train, "auto")
     assert find_paths(config(tmp_path), train, "restart").root == tmp_path / "sweep"
+
+
+@pytest.mark.parametrize("ledger", [None, "", '{"event": "sweep-st'], ids=["gone", "empty", "torn"])
+def test_trials_whose_ledger_is_gone_are_not_taken_for_those_of_a_new_sweep(
+    tmp_path: Path, ledger: str | None
+):
+    calls = tmp_path / "calls"
+
+    def train(settings: Mapping[str, Any]) -> None:
+        with calls.open("a") as file:
+            file.write("x")
+        report({"loss": 1.0})
+
+    def sweep(**options: Any) -> Tuner:
+        space = {"lr": grid_search([1, 2])}
+        return Tuner(train, param_space=space, run_config=config(tmp_path, **options))
+
+    sweep().fit()
+    events = tmp_path / "sweep/tune.jsonl"
+    events.unlink()
+    if ledger is not None:
+        events.write_text(ledger)
+    with pytest.raises(ConfigError, match=r"has trials of a sweep, but its tune\.jsonl is gone"):
+        sweep().fit()
+    results = sweep(existing="restart").fit()
+    assert (len(results), results.num_errors, calls.read_text()) == (2, 0, "xxxx")
+    assert [path for path in tmp_path.glob("sweep.*/trial_00001") if path.is_dir()]
+
+
+def test_a_sweep_that_others_may_look_at_is_not_restored_by_them(tmp_path: Path):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        paths = begun(Path(folder, "sweep"))
+        paths.tuner.write_bytes(b"")
+        for path, mode in ((paths.root, 0o755), (paths.events, 0o644), (paths.tuner, 0)):
+            path.chmod(mode)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(ConfigError, match=r"may not read \S+/tuner\.pkl .* that is yours"):
+                Tuner.restore(paths.root, train)
+        finally:
+            os.seteuid(user)
 
 
 def test_a_run_is_not_taken_for_a_sweep(tmp_path: Path):
@@ -112,6 +162,12 @@ def test_another_job_or_another_start_of_it_says_that_that_of_the_last_tuner_is_
     SweepLedger(paths=paths).append("sweep-restored", job_id="7", restarts=1)
     assert has_job_ended(read_record(paths)) is has_ended
     SweepLedger(paths=paths).append("sweep-restored", job_id=None, restarts=0)
+    assert not has_job_ended(read_record(paths))
+
+
+def test_a_job_of_the_tuner_is_not_that_of_trials_that_have_their_own(tmp_path: Path):
+    paths = SweepPaths(root=tmp_path)
+    SweepLedger(paths=paths).append("sweep-started", job_id="7", launcher="slurm")
     assert not has_job_ended(read_record(paths))
 
 
