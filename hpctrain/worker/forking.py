@@ -320,8 +320,6 @@ class ForkServer:
         del self._ranks[rank.pidfd]
         self._poller.unregister(rank.pidfd)
         os.close(rank.pidfd)
-        # Of the last process with that number.
-        self._ends.pop(rank.name, None)
         if rank.client is not None or rank.ends_itself:
             self._ends[rank.name] = status
             if len(self._ends) > _MOST_ENDS:

@@ -173,11 +173,17 @@ def _scheduling(pid: int) -> dict[str, str]:
         import ctypes
 
         io = ctypes.CDLL(None).syscall(_IOPRIO_GET, _IOPRIO_WHO_PROCESS, pid)
-        found["I/O priority"] = f"{io >> 13}, {io & 0x1FFF}"
+        found["I/O priority"] = _describe_io_priority(io)
     # Where Yama forbids to trace others it cannot be read.
     with suppress(OSError):
         found["personality"] = Path(f"/proc/{pid}/personality").read_text().strip()
     return found
+
+
+def _describe_io_priority(number: int) -> str:
+    """Return the class, and the level in it: without a class the kernel has various levels."""
+    of_class, level = number >> 13, number & 0x1FFF
+    return f"{of_class}, {level}" if of_class else "none"
 
 
 def _fields(status: str) -> dict[str, str]:

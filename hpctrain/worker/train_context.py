@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.sweep import sweep_of
 from hpctrain.world import World
+
+# It looks at the shared filesystem, and the answer stays.
+_find_sweep = functools.cache(sweep_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class TrainContext:
 
     def get_experiment_name(self) -> str:
         """Return the name of the sweep, in a trial of one; else that of the run. Not collective."""
-        return sweep_of(self.storage) or self.name
+        return _find_sweep(self.storage) or self.name
 
     def get_storage(self) -> Path:
         """Return the run directory. Not collective."""

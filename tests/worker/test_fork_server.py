@@ -18,6 +18,7 @@ import pytest
 from hpctrain import environ
 from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.offered_fork_server import OfferedForkServer, ask_end
+from hpctrain.worker import launched
 from tests.waiting import wait_until
 from tests.worker.programs import STATE, WAITS, Program, is_alive
 
@@ -157,6 +158,12 @@ def test_how_a_rank_ended_is_not_taken_for_the_end_of_another_with_its_number(
     second.command([*program.plain, "of another run"], variables)
     assert second.await_end(pid) is None
     assert first.await_end(pid) == 7 << 8
+
+
+def test_a_process_without_an_io_priority_is_like_another_one() -> None:
+    """Kernels before 5.17 give it the level 4 or 0, whichever disks it has read."""
+    assert launched._describe_io_priority(0) == launched._describe_io_priority(4)
+    assert launched._describe_io_priority(3 << 13) != launched._describe_io_priority(2 << 13 | 4)
 
 
 def test_how_a_rank_ended_is_not_known_if_its_client_was_killed_first(
