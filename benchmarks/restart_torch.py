@@ -25,7 +25,11 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
         f"torch restart {NUM_RANKS} ranks",
         "restart",
         restart_rounds(arguments, "restart with torch", lambda forks: _run(arguments.tree, forks)),
-        [Goal(against=NOT_FORKED, factor=factor) for factor in (FACTOR, AIM)],
+        [
+            Goal(against=arm, factor=factor)
+            for arm in (NOT_FORKED, "cold start")
+            for factor in (FACTOR, AIM)
+        ],
         notes={"CPU": "of the ranks alone; the fork server has the import"},
     )
 

@@ -142,9 +142,12 @@ def check(storage: Path, name: str, *, num_ranks: int) -> None:
         assert wait["mean"] == pytest.approx(sum(of_ranks) / num_ranks, **near), kind
         assert wait["most"][0] == pytest.approx(max(of_ranks), **near), kind
         assert wait["least"][0] == pytest.approx(min(of_ranks), **near), kind
-        # On a busy machine the ranks that are named may have waited as long as others.
-        for seconds, rank in (wait["most"], wait["least"]):
-            assert of_ranks[rank] == pytest.approx(seconds, **near), kind
+        if max(of_ranks) - min(of_ranks) > 0.15:
+            # On a busy machine they may have waited for as long, whatever the script does.
+            assert wait["most"][1] == of_ranks.index(max(of_ranks)), kind
+            assert wait["least"][1] == of_ranks.index(min(of_ranks)), kind
+    if num_ranks > 1:
+        assert found["data"]["most"][1] == 0
     total = sum(found[kind]["mean"] for kind in ("data", "checkpoint", "collective"))
     assert total < found["seconds"]
 

@@ -179,22 +179,26 @@ class Trial:
         nodes = str(len(self._cluster.node_names))
         environment = self._environment(surroundings.tmp)
         # No faults, and no trace.
-        environment["PYTHONPATH"] = environment["PYTHONPATH"].removeprefix(str(self.folder))
+        _, *path = environment.pop("PYTHONPATH").split(os.pathsep)
+        if path:
+            environment["PYTHONPATH"] = os.pathsep.join(path)
         storage = str(self.folder / "next-start")
         script = [sys.executable, "-c", _EMPTY_RUN, nodes, storage]
         argv = ["salloc", "--quiet", "--exclusive", f"--nodes={nodes}", *script]
-        with open(self._log, "ab") as log:
-            ended = subprocess.run(
-                surroundings.command(argv),
-                cwd=self._script.cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=_START_PATIENCE_S,
-            )
-        if ended.returncode:
-            self._troubles.append(f"the next start ended with {ended.returncode}")
+        try:
+            with open(self._log, "ab") as log:
+                subprocess.run(
+                    surroundings.command(argv),
+                    check=True,
+                    cwd=self._script.cwd,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=_START_PATIENCE_S,
+                )
+        except subprocess.SubprocessError as error:
+            self._troubles.append(f"the next start: {error}")
 
     def _prepare(self) -> None:
         for name in ("storage", "claimed", "announced", "answered"):
