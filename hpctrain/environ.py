@@ -45,6 +45,8 @@ FORK_CLIENT = "HPCTRAIN_FORK_CLIENT"
 """Brings the code of `hpctrain.worker.fork_client`, which deletes it, to a launched process."""
 SLOT_SERVER = "HPCTRAIN_SLOT_SERVER"
 """In the step of a slot: name of the socket of the fork server there."""
+SLOT_HOST = "HPCTRAIN_SLOT_HOST"
+"""In the step of a slot: which process holds it, as `hpctrain.worker.parent_death.mark` says."""
 _LAUNCHER = "HPCTRAIN_LAUNCHER"
 _EXISTING = "HPCTRAIN_EXISTING"
 _DETACH = "HPCTRAIN_DETACH"
@@ -65,7 +67,8 @@ _OF_LAUNCHER = frozenset(
     [
         *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES"),
         *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-        *("HPCTRAIN_STEP", "HPCTRAIN_SLOT_SERVER", "HWLOC_XMLFILE", "TMPDIR"),
+        *("HPCTRAIN_STEP", "HPCTRAIN_SLOT_HOST", "HPCTRAIN_SLOT_SERVER"),
+        *("HWLOC_XMLFILE", "TMPDIR"),
         *("_", "OLDPWD", "PWD", "SHLVL"),
         # hydra's; of Fortran's own units.
         "GFORTRAN_UNBUFFERED_PRECONNECTED",
@@ -198,6 +201,11 @@ def keep_not_forked(reason: str) -> None:
     """Keep for `take_not_forked` why this rank imports its modules itself, also beyond an exec."""
     # The kernel takes 128 KiB of a variable.
     os.environ[_NOT_FORKED] = reason[:_REASON_CHARACTERS]
+
+
+def take_slot_host() -> str:
+    """Return `SLOT_HOST` of this process, or nothing; the variable is deleted."""
+    return os.environ.pop(SLOT_HOST, "")
 
 
 def launched_rank() -> int:

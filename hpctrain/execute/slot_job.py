@@ -17,6 +17,7 @@ from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_fram
 from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.offered_fork_server import await_forks
 from hpctrain.execute.process import descendants, process_start_time
+from hpctrain.worker.parent_death import mark
 
 _READ_BYTES = 2**16
 _MOST_PENDING_BYTES = 2**20
@@ -139,7 +140,11 @@ class SlotJob:
             signal.pthread_sigmask(signal.SIG_BLOCK, OF_RANKS)
             self._process = subprocess.Popen(
                 asked["argv"],
-                env={**environment, environ.SLOT_SERVER: name or _NO_SERVER},
+                env={
+                    **environment,
+                    environ.SLOT_SERVER: name or _NO_SERVER,
+                    environ.SLOT_HOST: mark(),
+                },
                 cwd=asked["cwd"],
                 stdin=subprocess.DEVNULL,
                 stdout=writing,

@@ -91,7 +91,8 @@ class ForkedRank:
                 values[name] = after[name]
             else:
                 values.pop(name, None)
-        values.pop(environ.SLOT_SERVER, None)
+        for name in (environ.SLOT_SERVER, environ.SLOT_HOST):
+            values.pop(name, None)
         if self.pmi is not None:
             values[_PMI_DESCRIPTOR] = str(self.pmi)
             os.set_inheritable(self.pmi, True)

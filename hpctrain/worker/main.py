@@ -37,7 +37,7 @@ from hpctrain.worker.early_imports import import_early
 from hpctrain.worker.failure import LAST_WORDS, describe_exception
 from hpctrain.worker.introduction import introduce
 from hpctrain.worker.node_socket import node_socket_name
-from hpctrain.worker.parent_death import outlive_parent
+from hpctrain.worker.parent_death import has_ended, outlive_parent
 
 if TYPE_CHECKING:
     from hpctrain.worker.linked_training import LinkedTraining
@@ -199,11 +199,11 @@ def run_rank(argv: list[str]) -> None:
     # end it there: launchers send them to a rank whose peers have died.
     warnings = Warnings()
     warnings.handle(signal.SIGUSR2)
-    launcher = os.getppid()
+    launcher, slot_host = os.getppid(), environ.take_slot_host()
     import_early(argv)
     paths, attempt, size = RunPaths(Path(argv[0])), int(argv[1]), int(argv[2])
     try:
-        connection = _connect(argv[3], launcher)
+        connection = _connect(argv[3], launcher, slot_host)
     except LinkTimeoutError as error:
         raise SystemExit(f"hpctrain: {error}") from error
     # From here on it leaves with its executor.
@@ -226,7 +226,7 @@ def run_rank(argv: list[str]) -> None:
     os._exit(0)
 
 
-def _connect(template: str, launcher: int) -> socket.socket:
+def _connect(template: str, launcher: int, slot_host: str = "") -> socket.socket:
     """Connect to the executor of this machine, or to the agent of this node."""
     name = node_socket_name(template)
     # An agent may start later than the ranks. The executor listens before it starts them, so where
@@ -234,8 +234,10 @@ def _connect(template: str, launcher: int) -> socket.socket:
     timeout_s = timeouts.AGENT_OF_NODE_S if name != template else 0.0
 
     def why_give_up() -> str:
-        # Where a node's processes are killed, its agent does not come any more.
-        return "" if os.getppid() == launcher else "what has started this rank is gone"
+        # Where a node's processes are killed, its agent does not come any more. The launcher may
+        # have been gone before this process could ask who it is.
+        is_gone = os.getppid() != launcher or (slot_host and has_ended(slot_host))
+        return "what has started this rank is gone" if is_gone else ""
 
     return local_socket.connect(name, timeout_s=timeout_s, why_give_up=why_give_up)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 from hpctrain import timeouts
 from hpctrain.backend import OF_EVERY_RANK
+from hpctrain.worker.parent_death import has_ended
 
 
 def test_a_rank_imports_no_more_of_python_than_it_needs() -> None:
@@ -23,7 +25,7 @@ def test_a_rank_imports_no_more_of_python_than_it_needs() -> None:
     assert loaded & heavy == set()
 
 
-LAUNCHER = """
+LAUNCHER_ENDS = """
 import os, sys
 from hpctrain.worker import main
 
@@ -43,9 +45,27 @@ except main.LinkTimeoutError as error:
 def test_a_rank_whose_launcher_is_gone_does_not_wait_for_an_agent() -> None:
     # The output is at its end when the rank is.
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER],
+        [sys.executable, "-c", LAUNCHER_ENDS],
         capture_output=True,
         text=True,
         timeout=timeouts.AGENT_OF_NODE_S / 2,
     )
     assert done.stdout.endswith(", and what has started this rank is gone\n"), done.stderr
+
+
+def test_a_rank_whose_launcher_was_gone_before_it_looked_does_not_wait_for_an_agent() -> None:
+    # Of a launcher that was killed it knows no more than the process that had started that.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as host:
+        namespace = os.readlink(f"/proc/{host.pid}/ns/pid")
+        assert not has_ended(f"{host.pid} {namespace}")
+    assert has_ended(f"{host.pid} {namespace}")
+    # In a container another process may have the number.
+    assert not has_ended(f"{host.pid} pid:[1]")
+    done = subprocess.run(
+        [sys.executable, "-m", "hpctrain.worker.main", "run", "1", "1", "no-such.%N"],
+        env={**os.environ, "HPCTRAIN_SLOT_HOST": f"{host.pid} {namespace}"},
+        capture_output=True,
+        text=True,
+        timeout=timeouts.AGENT_OF_NODE_S / 2,
+    )
+    assert done.stderr.endswith(", and what has started this rank is gone\n"), done.stderr
