@@ -38,6 +38,7 @@ class FakeRanks:
         """What nodes have measured of the use of them."""
         self._size = size
         self._frames: deque[Frame] = deque()
+        self._is_shut_down = False
 
     def __len__(self) -> int:
         """Return the number of ranks."""
@@ -68,18 +69,7 @@ class FakeRanks:
 
     def fail(self, rank: int, message: str, *, kind: str = "ValueError") -> None:
         """Let a rank fail with an exception."""
-        failure = RankFailure(
-            rank=rank,
-            hostname=f"node{rank}",
-            pid=rank + 1,
-            report=0,
-            phase="training",
-            type=kind,
-            message=message,
-            traceback="",
-            time=0.0,
-        )
-        self.send("failed", rank, json.dumps(failure.to_json()).encode())
+        self.send("failed", rank, describe_failure(rank, message, kind=kind))
 
     def node_use(self) -> Mapping[str, Mapping[str, Any]]:
         """Return what the test has set."""
@@ -87,10 +77,12 @@ class FakeRanks:
 
     def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
         """Take note of it."""
+        self._refuse_if_shut_down()
         self.sent.append((op, details))
 
     def poll(self, timeout_s: float) -> list[Frame]:
         """Return what the test let ranks send."""
+        self._refuse_if_shut_down()
         frames = list(self._frames)
         self._frames.clear()
         return frames
@@ -112,3 +104,35 @@ class FakeRanks:
         self.sent.append(("await_death_notice", {"silent": silent}))
         known = ((rank, self.wait_statuses[rank]) for rank in silent if rank in self.wait_statuses)
         return next(known, None)
+
+    def shutdown(self, patience_s: float = 0.0) -> None:
+        """End the ranks: nothing comes from them any more, and nothing can be sent to them."""
+        self._is_shut_down = True
+
+    def _refuse_if_shut_down(self) -> None:
+        if self._is_shut_down:
+            raise ValueError("these ranks are not started: shutdown() has ended them.")
+
+
+def describe_failure(rank: int, message: str, *, kind: str, report: int = 0) -> bytes:
+    """Return what a rank sends of an exception. Not collective.
+
+    Parameters
+    ----------
+    kind
+        Class of the exception.
+    report
+        Number of the rank's last report.
+    """
+    failure = RankFailure(
+        rank=rank,
+        hostname=f"node{rank}",
+        pid=rank + 1,
+        report=report,
+        phase="training",
+        type=kind,
+        message=message,
+        traceback="",
+        time=0.0,
+    )
+    return json.dumps(failure.to_json()).encode()

@@ -43,7 +43,7 @@ from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.rundir.store import CheckpointStore
 from hpctrain.testing.fake_ranks import FakeRanks
-from hpctrain.testing.scripted_rank import ScriptedRank
+from hpctrain.testing.scripted_rank import ScriptedRank, ScriptedRanks
 from tests.plans import make_plan
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Story:
                 self.executor.recorder.request_stop(StopNotice(kind=kind, why=kind.value))
 
 
-class Group(FakeRanks):
+class Group(ScriptedRanks):
     """Stands for a `WorkerGroup`: ranks go on by a little whenever they are polled, or die."""
 
     story: Story
@@ -240,11 +240,9 @@ class Group(FakeRanks):
 
     def __init__(self, *, attempt: int, **_: Any) -> None:
         self._draw = draw = self.story.draw
-        super().__init__(self.story.size)
+        super().__init__([self.story.how] * self.story.size)
         self.health = Health()
         self.attempt = attempt
-        self.ranks: list[ScriptedRank] = []
-        self.first_report = 0
         every = range(len(self))
         rate = self.story.death_rate
         self.dies_at = {rank: draw.randint(0, 12) for rank in every if draw.random() < rate}
@@ -254,7 +252,6 @@ class Group(FakeRanks):
             if draw.random() < 0.1
         }
         self.dead: set[int] = set()
-        self.over: set[int] = set()
         self.is_warned = False
         """Whether it is sure that a signal came from outside, and is not srun's after a death."""
         self._signals: list[str] = []
@@ -273,27 +270,13 @@ class Group(FakeRanks):
         if self._draw.random() < 0.05:
             raise LaunchError("no slots", transient=self._draw.random() < 0.9)
 
-    def shutdown(self, patience_s: float) -> None:
-        """Do nothing: they do nothing unless they are polled."""
-
-    def broadcast(self, op: str, body: bytes = b"", **details: Any) -> None:
-        if op == "train":
-            self.first_report = first = details["first_report"]
-            every = range(len(self))
-            self.ranks = [ScriptedRank(rank, first=first, **self.story.how) for rank in every]
-            for rank in every:
-                self.send("phase", rank, phase="training")
-        elif op in ("freeze", "stop"):
-            for scripted in self.ranks:
-                scripted.send(op, **details)
-
     def poll(self, timeout_s: float) -> list[Frame]:
         self._polls += 1
         assert self._polls < MAX_POLLS, f"it does not end: {[rank.did for rank in self.ranks]}"
         draw = self._draw
         self.story.clock.now += timeout_s * draw.random()
         self.story.go_on()
-        frames = super().poll(timeout_s)
+        frames = FakeRanks.poll(self, timeout_s)
         # Not `randint` and `randrange`, which take longer than all that they decide here.
         for _ in range(int(self.story.pace * draw.random())):
             number = int(len(self) * draw.random())

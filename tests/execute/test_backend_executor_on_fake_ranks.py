@@ -43,7 +43,8 @@ class FakeGroup(FakeRanks):
     def execute(self, function: Callable[[], Any]) -> list[Any]:
         return [function() for _ in range(len(self))]
 
-    def shutdown(self, patience_s: float) -> None:
+    def shutdown(self, patience_s: float = 0.0) -> None:
+        super().shutdown(patience_s)
         self.ended.append(patience_s)
 
 

@@ -114,7 +114,8 @@ class Group(FakeRanks):
         next(self._script, None)
         return super().poll(timeout_s)
 
-    def shutdown(self, patience_s: float) -> None:
+    def shutdown(self, patience_s: float = 0.0) -> None:
+        super().shutdown(patience_s)
         self.story.go_on()
 
     def _train(self, first: int) -> Iterator[None]:
