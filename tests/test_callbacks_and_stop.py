@@ -15,9 +15,7 @@ from hpctrain import (
     DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
     RunContext,
-    ScalingConfig,
     UserCallback,
     WorkerError,
 )
@@ -143,24 +141,15 @@ def test_a_rank_that_fails_although_the_goal_is_met_costs_the_budget(tmp_path: P
                 return f"told in attempt {attempt}"
         return "never told"
 
-    def fit(name: str, max_failures: int) -> Result:
-        return DataParallelTrainer(
-            train,
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(
-                storage_path=tmp_path,
-                name=name,
-                verbose=0,
-                stop={"x": 50},
-                failure_config=FailureConfig(max_failures=max_failures),
-            ),
-        ).fit()
+    def run(name: str, max_failures: int) -> Result:
+        failure_config = FailureConfig(max_failures=max_failures)
+        return fit(train, tmp_path, name=name, stop={"x": 50}, failure_config=failure_config)
 
     with pytest.raises(WorkerError, match="the last save fails"):
-        fit("one-failure", max_failures=0)
+        run("one-failure", max_failures=0)
     assert len(Result.from_path(tmp_path / "one-failure").attempts) == 1
     # The goal is met before these attempts begin.
-    assert fit("three-attempts", max_failures=2).return_value == "told in attempt 3"
+    assert run("three-attempts", max_failures=2).return_value == "told in attempt 3"
 
 
 def test_datasets_are_split_and_metadata_travels(

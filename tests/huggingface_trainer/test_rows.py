@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hpctrain
-from hpctrain import Checkpoint, CheckpointError, ConfigError, Result, RunConfig, ScalingConfig
+from hpctrain import Checkpoint, CheckpointError, ConfigError, Result
 from hpctrain.data import Dataset, from_numpy
 from hpctrain.huggingface import (
     AccelerateTrainer,
@@ -19,6 +19,7 @@ from hpctrain.huggingface import (
     TransformersTrainer,
     prepare_trainer,
 )
+from tests import runs
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory")
@@ -75,8 +76,7 @@ def read(seen: Path) -> list[list[int]]:
 
 
 def fit(make: Callable[..., Any], path: Path, name: str, **given: Any) -> Result:
-    given.setdefault("run_config", RunConfig(storage_path=path, name=name, verbose=0))
-    return TransformersTrainer(make, scaling_config=ScalingConfig(num_workers=0), **given).fit()
+    return runs.fit(make, path, num_workers=0, name=name, trainer=TransformersTrainer, **given)
 
 
 def test_every_row_comes_once_an_epoch_in_another_order_and_goes_on_after_a_stop(
@@ -101,7 +101,7 @@ def test_every_row_comes_once_an_epoch_in_another_order_and_goes_on_after_a_stop
         tmp_path,
         "stopped",
         datasets=datasets,
-        run_config=RunConfig(storage_path=tmp_path, name="stopped", verbose=0, stop={"step": 7}),
+        stop={"step": 7},
     )
     assert stopped.checkpoint is not None
     steps = stopped.metrics["step"]
@@ -126,12 +126,7 @@ def test_rows_of_evaluation_are_read_in_order_after_a_filter_too(dataset: Datase
 
 
 def in_loop(train: Callable[[], Any], path: Path, **given: Any) -> Result:
-    return AccelerateTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=path, name="loop", verbose=0),
-        **given,
-    ).fit()
+    return runs.fit(train, path, num_workers=0, name="loop", trainer=AccelerateTrainer, **given)
 
 
 def test_a_script_of_its_own_keeps_its_output_directory_with_the_callback_alone(

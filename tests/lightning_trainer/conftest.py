@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("lightning")
 
-from hpctrain import Result, RunConfig, ScalingConfig
+from hpctrain import Result
 from hpctrain.torch import TorchTrainer
+from tests import runs
 from tests.imports import forks_of_one_import
 
 _forks = forks_of_one_import("lightning.pytorch")
@@ -137,21 +138,16 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     train = make_training()
 
     def fit(*, storage: Path | None = None, num_workers: int = 2, **changes: Any) -> Result:
-        run = {name: changes.pop(name) for name in ("stop", "failure_config") if name in changes}
-        resume = changes.pop("resume_from_checkpoint", None)
-        return TorchTrainer(
+        of_run = ("stop", "failure_config", "resume_from_checkpoint")
+        options = {name: changes.pop(name) for name in of_run if name in changes}
+        return runs.fit(
             train,
+            storage or tmp_path_factory.mktemp("runs"),
+            num_workers=num_workers,
+            trainer=TorchTrainer,
             train_loop_config={**CONFIG, **changes},
-            scaling_config=ScalingConfig(num_workers=num_workers),
-            run_config=RunConfig(
-                storage_path=storage or tmp_path_factory.mktemp("runs"),
-                name="run",
-                verbose=0,
-                launcher="local" if num_workers else "auto",
-                **run,
-            ),
-            resume_from_checkpoint=resume,
-        ).fit()
+            **options,
+        )
 
     return fit
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import hpctrain
-from hpctrain import ConfigError, RunConfig, ScalingConfig
+from hpctrain import ConfigError
 from hpctrain.torch import TorchTrainer
 from hpctrain.torch import amp as amp_module
+from tests.runs import fit
 
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -71,14 +72,10 @@ def test_on_a_cpu_the_loop_computes_what_it_would_without(tmp_path: Path) -> Non
         hpctrain.report({"dtype": str(loss.dtype)})
         return {name: value.tolist() for name, value in model.state_dict().items()}
 
-    def fit(name: str) -> Any:
-        return TorchTrainer(
-            train,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(name=name, storage_path=tmp_path, verbose=0),
-        ).fit()
-
-    first, second = fit("first"), fit("second")
+    first, second = (
+        fit(train, tmp_path, num_workers=0, name=name, trainer=TorchTrainer)
+        for name in ("first", "second")
+    )
     assert first.metrics == {"dtype": "torch.float32"}
     assert first.return_value == second.return_value
     torch.manual_seed(0)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig, environ
+from hpctrain import BackendConfig, environ
 from hpctrain.backend import Backend, BackendContext
+from tests import runs
 
 calls: list[str] = []
 
@@ -45,12 +46,8 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     calls.clear()
 
     def fit(train: Callable[[], None], **settings: bool) -> None:
-        DataParallelTrainer(
-            train,
-            backend_config=ExportingConfig(**settings),
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=tmp_path),
-        ).fit()
+        config = ExportingConfig(**settings)
+        runs.fit(train, tmp_path, num_workers=0, name=None, backend_config=config)
 
     return fit
 
