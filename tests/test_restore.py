@@ -36,6 +36,7 @@ from hpctrain import (
     UserCallback,
 )
 from hpctrain.plan.spec import RunSpec
+from tests import runs
 
 
 class Counting(UserCallback):
@@ -256,12 +257,7 @@ def train_until(config: dict[str, Any]) -> int:
 
 
 def finish(tmp_path: Path, last: int) -> Result:
-    return DataParallelTrainer(
-        train_until,
-        train_loop_config={"last": last},
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
-    ).fit()
+    return runs.fit(train_until, tmp_path, num_workers=0, train_loop_config={"last": last})
 
 
 def test_a_finished_run_goes_on_with_what_restore_replaces(tmp_path: Path):

@@ -21,15 +21,13 @@ from hpctrain import (
     Checkpoint,
     CheckpointError,
     CheckpointUploadMode,
-    DataParallelTrainer,
-    RunConfig,
-    ScalingConfig,
     pickle_trust,
 )
 from hpctrain.preprocessors import BatchMapper
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.testing.slurm import VirtualCluster
 from hpctrain.writers import COPIED_NAME, read_judged
+from tests import runs
 
 ANOTHER_USER = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, for files of another user")
@@ -225,11 +223,7 @@ def by_report(checkpoint: Checkpoint, target: Path, **how: Any) -> Checkpoint:
     def train() -> None:
         hpctrain.report({"loss": 1.0}, checkpoint=checkpoint, **how)
 
-    result = DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(name="run", storage_path=target, verbose=0),
-    ).fit()
+    result = runs.fit(train, target, num_workers=0)
     assert result.checkpoint is not None
     return result.checkpoint
 

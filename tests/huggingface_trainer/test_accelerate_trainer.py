@@ -14,6 +14,7 @@ from hpctrain import ConfigError, FailureConfig, Result, RunConfig, ScalingConfi
 from hpctrain.huggingface import AccelerateConfig, AccelerateTrainer
 from hpctrain.testing.backend_contract import BackendContract
 from hpctrain.torch import TorchConfig
+from tests import runs
 
 pytest.importorskip("accelerate")
 
@@ -246,18 +247,13 @@ def _examination() -> Callable[[], Any]:
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """Return what two ranks found, one of which was killed at first."""
-    return AccelerateTrainer(
+    return runs.fit(
         _examination(),
+        tmp_path_factory.mktemp("accelerate"),
+        trainer=AccelerateTrainer,
         accelerate_config={"distributed_type": "MULTI_CPU", "debug": True},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            storage_path=tmp_path_factory.mktemp("accelerate"),
-            name="run",
-            verbose=0,
-            launcher="local",
-            failure_config=FailureConfig(max_failures=1),
-        ),
-    ).fit()
+        failure_config=FailureConfig(max_failures=1),
+    )
 
 
 @pytest.mark.mpi

@@ -16,6 +16,7 @@ pytest.importorskip("orbax.checkpoint")
 
 from hpctrain import Checkpoint, CheckpointError, Result, RunConfig, ScalingConfig
 from hpctrain.jax import JaxCheckpoint, JaxTrainer
+from tests import runs
 
 pytestmark = pytest.mark.mpi
 
@@ -126,13 +127,7 @@ def _restoration() -> Callable[[], Any]:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return JaxTrainer(
-        _examination(),
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            storage_path=tmp_path_factory.mktemp("runs"), name="two", launcher="local"
-        ),
-    ).fit()
+    return runs.fit(_examination(), tmp_path_factory.mktemp("runs"), trainer=JaxTrainer)
 
 
 @pytest.fixture(scope="module")

@@ -99,11 +99,9 @@ def fit_with_validation(storage: Path, *, score: str, freq: int, **arguments: An
     best = CheckpointConfig(
         num_to_keep=1, checkpoint_score_attribute=score, checkpoint_score_order="min"
     )
-    return TensorflowTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(storage_path=storage, name="run", verbose=0, checkpoint_config=best),
-    ).fit()
+    return runs.fit(
+        train, storage, num_workers=0, trainer=TensorflowTrainer, checkpoint_config=best
+    )
 
 
 @pytest.mark.parametrize(

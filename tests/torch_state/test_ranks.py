@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from hpctrain import RunConfig, ScalingConfig
 from hpctrain.bulk.index import INDEX_NAME, StateIndex
 from hpctrain.torch import TorchConfig, TorchTrainer, load_state
 from hpctrain.torch.state.state_dict.json_values import decode
+from tests import runs
 
 pytestmark = [
     pytest.mark.mpi,
@@ -140,12 +140,13 @@ def _training(directory: str) -> Callable[[], None]:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     saved = tmp_path_factory.mktemp("saved")
-    TorchTrainer(
+    runs.fit(
         _training(str(saved)),
+        saved / "runs",
+        num_workers=RANKS,
+        trainer=TorchTrainer,
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=RANKS),
-        run_config=RunConfig(name="run", storage_path=str(saved / "runs")),
-    ).fit()
+    )
     return saved
 
 

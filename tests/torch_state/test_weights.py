@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from hpctrain import RunConfig, ScalingConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.cli.main import app
 from hpctrain.errors import CheckpointError
 from hpctrain.predict.registry import find_predictor
 from hpctrain.torch import TorchCheckpoint, TorchPredictor, TorchTrainer, save_state
+from tests import runs
 
 
 class Tied(nn.Module):
@@ -67,13 +67,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
         optimizer.step()
         hpctrain.torch.report_state({}, model=model, optimizer=optimizer)
 
-    result = TorchTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            storage_path=tmp_path_factory.mktemp("run"), name="r", launcher="local", verbose=0
-        ),
-    ).fit()
+    result = runs.fit(train, tmp_path_factory.mktemp("run"), trainer=TorchTrainer)
     assert result.checkpoint is not None
     return result.checkpoint
 

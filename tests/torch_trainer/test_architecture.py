@@ -28,6 +28,7 @@ from hpctrain.constants import ARCHITECTURE_NAME
 from hpctrain.data import from_numpy
 from hpctrain.predict import BatchPredictor
 from hpctrain.torch import TorchCheckpoint, TorchPredictor, TorchTrainer
+from tests import runs
 
 ANOTHER_USER = 65534
 
@@ -163,11 +164,7 @@ def trained(folder: Path) -> Checkpoint:
                 part.fill_(3.0)
         hpctrain.report({"loss": 1.0}, checkpoint=TorchCheckpoint.from_model(model))
 
-    result = TorchTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=folder, verbose=0, launcher="local"),
-    ).fit()
+    result = runs.fit(train, folder, trainer=TorchTrainer)
     assert result.checkpoint is not None
     return result.checkpoint
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain import FailureConfig, RunConfig, ScalingConfig, WorkerError
+from hpctrain import FailureConfig, WorkerError
 from hpctrain.errors import WorkerHangError
 from hpctrain.torch import TorchConfig, TorchTrainer
 from hpctrain.torch.flight_recorder import summarize
@@ -181,15 +181,8 @@ def test_the_users_own_size_of_the_record_is_kept(
         return os.environ["TORCH_FR_BUFFER_SIZE"]
 
     def sizes() -> str:
-        return (
-            TorchTrainer(
-                train,
-                scaling_config=ScalingConfig(num_workers=1),
-                run_config=RunConfig(storage_path=tmp_path, verbose=0, launcher="local"),
-            )
-            .fit()
-            .return_value
-        )
+        trained = runs.fit(train, tmp_path, num_workers=1, name=None, trainer=TorchTrainer)
+        return trained.return_value
 
     assert sizes() == "500"
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")

@@ -13,8 +13,6 @@ from hpctrain import (
     ConfigError,
     FailureConfig,
     Result,
-    RunConfig,
-    ScalingConfig,
 )
 from hpctrain.torch import TorchTrainer
 from tests import runs
@@ -264,15 +262,8 @@ def test_shares_are_those_of_torch_and_a_later_start_is_their_rest(drop_last: bo
 
 
 def in_process(directory: Path, train: Callable[[], Any]) -> Any:
-    return (
-        TorchTrainer(
-            train,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=directory, verbose=0),
-        )
-        .fit()
-        .return_value
-    )
+    trained = runs.fit(train, directory, num_workers=0, name=None, trainer=TorchTrainer)
+    return trained.return_value
 
 
 def test_without_a_loader_an_epoch_that_was_saved_is_done(tmp_path: Path):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain import RunConfig, ScalingConfig
 from hpctrain.torch import TorchConfig, TorchTrainer
+from tests import runs
 
 pytestmark = pytest.mark.mpi
 
@@ -263,12 +263,13 @@ def _examination() -> Callable[[], Findings | None]:
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     storage: Path = tmp_path_factory.mktemp("two-ranks")
-    result = TorchTrainer(
+    result = runs.fit(
         _examination(),
+        storage,
+        trainer=TorchTrainer,
         torch_config=TorchConfig(timeout_s=90),
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
-        run_config=RunConfig(storage_path=storage, name="run", verbose=0, launcher="local"),
-    ).fit()
+        resources_per_worker={"CPU": 2},
+    )
     found: Findings = result.return_value
     return found
 

@@ -24,6 +24,7 @@ from hpctrain import (
 )
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.store import CheckpointStore
+from tests import runs
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -82,17 +83,7 @@ def _pairs() -> Callable[[], Any]:
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[Any]]:
     directory = tmp_path_factory.mktemp("pairs")
-    result = DataParallelTrainer(
-        _pairs(),
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            name="pairs",
-            storage_path=directory,
-            callbacks=[Journal(directory / "journal")],
-            launcher="local",
-            verbose=0,
-        ),
-    ).fit()
+    result = runs.fit(_pairs(), directory, name="pairs", callbacks=[Journal(directory / "journal")])
     lines = (directory / "journal").read_text().splitlines()
     return result, [json.loads(line) for line in lines]
 
@@ -181,19 +172,14 @@ def _descent() -> Callable[[dict[str, Any]], None]:
 
 
 def descend(directory: Path, *, name: str, die_at: int, **config: Any) -> Result:
-    return DataParallelTrainer(
+    return runs.fit(
         _descent(),
+        directory,
+        name=f"run-{name}",
         train_loop_config={"steps": 8, "die_at": die_at, "marker": str(directory / name)},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            name=f"run-{name}",
-            storage_path=directory,
-            failure_config=FailureConfig(max_failures=1),
-            launcher="local",
-            verbose=0,
-            **config,
-        ),
-    ).fit()
+        failure_config=FailureConfig(max_failures=1),
+        **config,
+    )
 
 
 @pytest.fixture(scope="module")

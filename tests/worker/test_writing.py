@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from hpctrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, SyncConfig
+from hpctrain import SyncConfig
 from hpctrain.errors import CheckpointError
 from hpctrain.worker.writing import Writing
+from tests import runs
 
 PATIENCE_S = 10.0
 
@@ -136,18 +137,13 @@ def _write_slowly() -> Callable[[dict[str, Any]], None]:
 
 
 def spans_of(directory: Path, *, mode: str, max_writers: int | None) -> list[tuple[float, float]]:
-    result: Result = DataParallelTrainer(
+    result = runs.fit(
         _write_slowly(),
+        directory,
+        num_workers=3,
         train_loop_config={"mode": mode, "own": str(directory / "own")},
-        scaling_config=ScalingConfig(num_workers=3),
-        run_config=RunConfig(
-            name="run",
-            storage_path=directory,
-            sync_config=SyncConfig(max_writers=max_writers, sync_timeout=60),
-            launcher="local",
-            verbose=0,
-        ),
-    ).fit()
+        sync_config=SyncConfig(max_writers=max_writers, sync_timeout=60),
+    )
     assert result.checkpoint is not None
     assert len(list(result.checkpoint.path.glob("*.bin"))) == 3
     texts = [path.read_text() for path in sorted((directory / "own").glob("*/spans"))]
