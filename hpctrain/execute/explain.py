@@ -109,31 +109,23 @@ def explain_failure(
     output = launcher_output if launcher_output and death is None else ""
     rank, failure = first_failure(tracker, output) if death is None else (death[0], None)
     memory = tracker.memory.get(rank, {})
-    status = crash = None
-    stack = ""
+    log = paths.rank_log(attempt, rank)
     worker = workers[rank] if 0 <= rank < len(workers) else None
     hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
     if failure is not None:
         reason = f"{failure.type}: {failure.message}" if failure.type else failure.message
         where = f"after report {failure.report}" if failure.report else f"in phase {failure.phase}"
         # Not the rank itself, as it spoke: a child, such as a loader of data.
-        killed = bool(memory.get("kills"))
+        killed, traceback, status = bool(memory.get("kills")), failure.traceback, None
     else:
         where = "without a word"
-        crash, stack = _crash_in(paths.rank_log(attempt, rank))
-        if death is not None:
-            status = _name_end(death[1])
-        else:
-            status = _exit_status(output, rank, worker.pid if worker else -1)
-        if status is None:
-            alone = tracker.lost.keys() - tracker.failures.keys() == {rank}
-            status = _signal_of_all(output, alone=alone)
+        crash, traceback = _crash_in(log)
+        pid = worker.pid if worker else -1
+        status = crash or _silent_end(tracker, output, rank=rank, pid=pid, death=death)
         killed = crash is None and _was_killed_for_memory(status, memory, output)
         reason = describe_kill(memory) if killed else crash or _describe_death(status, memory)
         if tracker.lost.get(rank):
             reason = "the agent of its node is gone too: the node, or its network, is down"
-    traceback = failure.traceback if failure else stack
-    log = paths.rank_log(attempt, rank)
     others = "the output of the ranks" if launcher_output is None else paths.launcher_log(attempt)
     lines = [
         f"rank {rank} of {len(workers)} on {hostname} failed {where}: {reason}",
@@ -164,9 +156,7 @@ def explain_failure(
     if tracker.lost.get(rank):
         error.brief = f"node {hostname} is lost, with rank {rank}"
     else:
-        error.brief = (
-            f"rank {rank} on {hostname} {_end_in_brief(failure, crash or status, killed=killed)}"
-        )
+        error.brief = f"rank {rank} on {hostname} {_end_in_brief(failure, status, killed=killed)}"
     return error
 
 
@@ -243,6 +233,23 @@ def _crash_in(log: Path) -> tuple[str | None, str]:
         f"{crash.group(1)}{said}, a crash in compiled code; its log ends with the Python stack"
     )
     return described, user_part_of_stack(stack) if stack else ""
+
+
+def _silent_end(
+    tracker: AttemptTracker,
+    launcher_output: str,
+    *,
+    rank: int,
+    pid: int,
+    death: tuple[int, int] | None,
+) -> str | None:
+    """Return how a rank ended that sent nothing of it: a signal's name, or a status."""
+    if death is not None:
+        return _name_end(death[1])
+    if (status := _exit_status(launcher_output, rank, pid)) is not None:
+        return status
+    alone = tracker.lost.keys() - tracker.failures.keys() == {rank}
+    return _signal_of_all(launcher_output, alone=alone)
 
 
 def _exit_status(launcher_output: str, rank: int, pid: int) -> str | None:

@@ -244,18 +244,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
                 Origin(transfer=trial.transfer, report=event["report"], attempt=event["attempt"])
             )
         elif trial is not None and kind in _EVENT_OF:
-            trial.apply(_EVENT_OF[kind])
-            if kind == "trial-started":
-                trial.slot = Slot.from_json(event)
-            trial.without_progress = event.get("without_progress", trial.without_progress)
-            trial.saved = event.get("saved", trial.saved)
-            trial.reason = str(event.get("reason") or "")
-            trial.metrics = event.get("metrics", trial.metrics)
-            trial.reports = event.get("reports", trial.reports)
-            if kind == "trial-stop":
-                trial.stopped_after = event.get("after", trial.reports)
-            elif kind == "trial-retry" and event.get("anew"):
-                trial.begin_anew()
+            _apply(event, trial)
     if started is None:
         return None
     return SweepRecord(
@@ -270,6 +259,23 @@ def fold(events: Iterable[Mapping[str, Any]]) -> SweepRecord | None:
         last_s=last_s,
         in_pickles=frozenset(in_pickles),
     )
+
+
+def _apply(event: Mapping[str, Any], trial: Trial) -> None:
+    """Take a change of a trial's state in."""
+    kind = event["event"]
+    trial.apply(_EVENT_OF[kind])
+    if kind == "trial-started":
+        trial.slot = Slot.from_json(event)
+    trial.without_progress = event.get("without_progress", trial.without_progress)
+    trial.saved = event.get("saved", trial.saved)
+    trial.reason = str(event.get("reason") or "")
+    trial.metrics = event.get("metrics", trial.metrics)
+    trial.reports = event.get("reports", trial.reports)
+    if kind == "trial-stop":
+        trial.stopped_after = event.get("after", trial.reports)
+    elif kind == "trial-retry" and event.get("anew"):
+        trial.begin_anew()
 
 
 def put_configs(paths: SweepPaths, record: SweepRecord) -> None:
