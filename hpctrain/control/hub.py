@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ class Hub:
         self._memory = MemoryWatch()
         self._meter: NodeMeter | None = None
         self._use: dict[str, dict[str, Any]] = {}
+        self._waiting: Counter[str] = Counter()
 
     def listen_locally(self, name: str, *, measures: bool = True) -> None:
         """Accept ranks of this machine and user, which connect to a local socket of that name.
@@ -162,16 +164,23 @@ class Hub:
         lost = {frame.header["rank"] for frame in events if frame.op == "lost"}
         return sorted(events, key=lambda frame: frame.header.get("rank") not in lost)
 
-    def begin_attempt(self, attempt: int) -> None:
-        """Serve another attempt with the agents that are there. The ranks of the last are gone."""
+    def begin_attempt(self, attempt: int, *, spare: str = "") -> None:
+        """Serve another attempt with the agents that are there. The ranks of the last are gone.
+
+        Parameters
+        ----------
+        spare
+            Which of the ranks that wait are its own; the others leave.
+        """
         self._attempt = attempt
+        self._waiting.clear()
         self.nodes = set()
         self.lost_nodes = {}
         self._use = {}
         self._peer_of.clear()
         for peer in self._peers.values():
             peer.ranks.clear()
-        self.send_agents("begin")
+        self.send_agents("begin", spare=spare)
 
     def send(
         self, op: str, body: bytes = b"", *, ranks: Collection[int] | None = None, **details: Any
@@ -218,6 +227,10 @@ class Hub:
     def num_ranks(self) -> int:
         """Number of ranks that are connected and have not sent that they leave."""
         return len(self._peer_of)
+
+    def num_waiting(self, spare: str) -> int:
+        """Return how many of some ranks have come that wait until their attempt begins."""
+        return self._waiting[spare]
 
     @property
     def num_connections(self) -> int:
@@ -286,6 +299,8 @@ class Hub:
 
     def _take(self, peer: _Peer, frames: list[Frame]) -> list[Frame]:
         peer.last_heard = self._time.now
+        # Of an attempt that has not begun.
+        self._waiting.update(frame.header["spare"] for frame in frames if frame.op == "waiting")
         events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
         for frame in events:
             self._note(peer, frame)

@@ -136,6 +136,7 @@ class MemoryWatch:
 
     def __init__(self) -> None:
         self._watched: dict[object, _Watched] = {}
+        self._aside: dict[object, _Watched] = {}
         self._counted: dict[str, int] = {}
         self._sharing: dict[str, int] = {}
         self._sampled_at = 0.0
@@ -153,7 +154,19 @@ class MemoryWatch:
     def add(self, key: object, sock: socket.socket) -> None:
         """Begin to watch the process at the other end of a unix socket."""
         # The pid is 0 if it has none in our PID namespace.
-        watched = _Watched(peer_pid(sock))
+        self._watch(key, _Watched(peer_pid(sock)))
+
+    def set_aside(self, key: object) -> None:
+        """Do not count a process until `take_back`: it does nothing yet."""
+        watched = self._aside[key] = self._watched.pop(key)
+        if watched.limit is not None:
+            self._sharing[watched.limit[0]] -= 1
+
+    def take_back(self, key: object) -> None:
+        """Undo `set_aside`."""
+        self._watch(key, self._aside.pop(key))
+
+    def _watch(self, key: object, watched: _Watched) -> None:
         if watched.limit is not None:
             group = watched.limit[0]
             # Once all have ended, those that come are another attempt's.
@@ -185,6 +198,7 @@ class MemoryWatch:
         The kills of a group are reported once: to the first that ended after them. None if nothing
         counts them here. Sizes are in bytes, times in seconds.
         """
+        self._aside.pop(key, None)
         watched = self._watched.pop(key, None)
         if watched is None or watched.group is None:
             return None

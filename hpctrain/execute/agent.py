@@ -165,6 +165,7 @@ class Agent(RankRelay):
             self._pids.clear()
             self._remove_leftovers()
             self._introduce()
+            self._begin_spare(frame.header.get("spare", ""))
         elif frame.op == "examine":
             self._examine(frame)
         else:

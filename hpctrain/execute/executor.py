@@ -23,6 +23,7 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.slow_node_policy import SlowNodePolicy
+from hpctrain.execute.spare_ranks import spare_ranks_for
 from hpctrain.execute.start_notes import StartNotes
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.execute.stop import StopAgreement
@@ -120,6 +121,9 @@ class Executor:
             )
             if first_steps is None
             else first_steps.agents
+        )
+        self._agents.spare = spare_ranks_for(
+            plan, run_config.failure_config, lambda: self._run_record.history
         )
         self._node_pool = make_node_pool(plan, paths, mpiexec=mpiexec, note=self._run_record.note)
         self._slow_node_policy = SlowNodePolicy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import LaunchError
@@ -103,6 +103,29 @@ class GroupStart:
         on_hosts = agents.mpiexec is not None
         return self._start(launcher, placement, agents.socket, local=False, on_hosts=on_hosts)
 
+    def start_spare(
+        self, placement: Placement, agents: NodeAgents, spare: str
+    ) -> StepProcess | None:
+        """Start the ranks of the next attempt, which wait until it begins.
+
+        Not collective. Returns None where srun does not start them.
+
+        Parameters
+        ----------
+        spare
+            What the agents are to know them by.
+
+        Raises
+        ------
+        LaunchError
+            If they cannot be started.
+        """
+        launcher = find_step_launcher(self.mpi)
+        if launcher.kind != "srun":
+            return None
+        following = replace(self, attempt=self.attempt + 1)
+        return following._start(launcher, placement, agents.socket, local=False, spare=spare)
+
     def _refuse_shared_gpus(self, launcher: StepLauncher, placement: Placement) -> None:
         if self.is_slice and placement.gpus_per_task and launcher.kind != "srun":
             raise LaunchError(
@@ -120,6 +143,7 @@ class GroupStart:
         local: bool,
         on_hosts: bool = False,
         slot: SlotNodes | None = None,
+        spare: str = "",
     ) -> StepProcess:
         return start_ranks(
             launcher,
@@ -138,6 +162,7 @@ class GroupStart:
             node_environment=self.node_environment,
             fork_server=self.fork_server,
             slot=slot,
+            spare=spare,
         )
 
 

@@ -26,6 +26,7 @@ from hpctrain.rundir.paths import RunPaths
 if TYPE_CHECKING:
     from hpctrain.execute.node_environment import NodeEnvironment
     from hpctrain.execute.slot_nodes import SlotNodes
+    from hpctrain.execute.spare_ranks import SpareRanks
 
 
 class NodeAgents:
@@ -76,7 +77,9 @@ class NodeAgents:
         self.socket = ""
         """Name of the socket for the ranks of a node, with ``%N`` for the node's."""
         self.failed_in_slot = False
-        """Whether ranks of this attempt did not start in the step of the run's slot."""
+        """Whether ranks of this attempt did not start in a step that was there."""
+        self.spare: SpareRanks | None = None
+        """The ranks that wait for the next attempt, where there are to be some."""
 
     @property
     def node_timeout_s(self) -> float:
@@ -102,6 +105,7 @@ class NodeAgents:
         *,
         attempt: int,
         environment: NodeEnvironment | None = None,
+        spare: str = "",
     ) -> Hub:
         """Return the hub of the agents of an attempt's nodes: those that are there, or new ones.
 
@@ -111,6 +115,8 @@ class NodeAgents:
         ----------
         environment
             The packed environment that new ones start in; None is that of this process.
+        spare
+            Which of the ranks that wait begin with this attempt.
 
         Raises
         ------
@@ -123,7 +129,7 @@ class NodeAgents:
             return self._hub
         self._attempt, self.failed_in_slot = attempt, False
         if self._hub is not None and self._are_there(nodes):
-            self._hub.begin_attempt(attempt)
+            self._hub.begin_attempt(attempt, spare=spare)
             return self._hub
         self.close()
         self._nodes = nodes
@@ -136,8 +142,23 @@ class NodeAgents:
             raise
         return self._hub
 
+    def num_waiting(
+        self, placement: Placement, idle_nodes: Sequence[str], *, spare: str
+    ) -> int | None:
+        """Return how many ranks wait for an attempt; None if its nodes need other agents.
+
+        Not collective.
+        """
+        nodes = frozenset((*placement.nodes, *idle_nodes))
+        if self._hub is None or not self._are_there(nodes):
+            return None
+        return self._hub.num_waiting(spare)
+
     def give_slot_up(self, reason: str) -> None:
-        """Start in no step of a slot from here on, if the run has one. Not collective."""
+        """Start in no step of a slot from here on, nor in one that waited. Not collective."""
+        if self.spare is not None and self.spare.is_taken:
+            self.failed_in_slot = True
+            self.spare.give_up(reason)
         if (slot := self.slot) is not None:
             self.failed_in_slot = True
             self.close()
@@ -168,6 +189,9 @@ class NodeAgents:
         if hub is not None:
             hub.send_agents("agent-exit")
             hub.close()
+            if self.spare is not None:
+                # Its ranks can begin with these agents alone.
+                self.spare.end()
         if step is not None:
             is_lost = hub is not None and bool(hub.lost_nodes)
             step.wait(0.0 if is_lost else patience_s)

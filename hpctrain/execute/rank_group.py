@@ -134,11 +134,15 @@ class RankGroup(CallsFunctions):
             self._hub = Hub(attempt=self.attempt)
         else:
             self._how.bring_environment(self.placement, self._idle_nodes)
+            spare = self._agents.spare
+            if spare is not None and self._begun is None:
+                self._begun = spare.take(self._how, self.placement, self._idle_nodes, self._agents)
             self._hub = self._agents.gather(
                 self.placement,
                 self._idle_nodes,
                 attempt=self.attempt,
                 environment=self._how.node_environment,
+                spare="" if spare is None else spare.taken,
             )
         self.lost_nodes = self._hub.lost_nodes
         try:
@@ -154,6 +158,8 @@ class RankGroup(CallsFunctions):
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
                 self._is_watched = True
+            if self._agents is not None and self._agents.spare is not None:
+                self._agents.spare.note_progress()
         except BaseException as error:
             named = (*self.placement.nodes, *self._idle_nodes)
             self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
@@ -319,8 +325,12 @@ class RankGroup(CallsFunctions):
         for frame in frames:
             if frame.op == "imported":
                 self._imported.update(frame.header["modules"])
+                if self._agents is not None and self._agents.spare is not None:
+                    self._agents.spare.note_progress()
         if self._imported and self._how.fork_server is not None:
             self._how.fork_server.prepare_restart(self._imported)
+        if self._agents is not None and self._agents.spare is not None:
+            self._agents.spare.prepare(self._how, self.placement, self._agents)
 
     def _explain_death(self, rank: int, function: str) -> WorkerError:
         hostname = self._workers[rank].hostname

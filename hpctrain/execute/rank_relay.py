@@ -51,6 +51,8 @@ class RankRelay:
         self._ranks: dict[FrameSocket, int | None] = {}
         self._memory = MemoryWatch()
         self._temporary: dict[FrameSocket, tuple[str, int]] = {}
+        self._waiting: dict[FrameSocket, str] = {}
+        self._begun_spare = ""
         self._selector = selectors.DefaultSelector()
         self._hangups = Hangups()
         self._is_full = False
@@ -132,6 +134,7 @@ class RankRelay:
             rank = self._ranks.pop(frames)
             memory = self._memory.remove(frames)
             temporary = self._temporary.pop(frames, None)
+            self._waiting.pop(frames, None)
             if frames in self._selector.get_map():
                 self._selector.unregister(frames)
             self._hangups.remove(frames.fileno())
@@ -152,6 +155,28 @@ class RankRelay:
             self._temporary[frames] = frame.header["tmp"], frame.header["pid"]
         elif frame.op == "bye":
             self._ranks[frames] = None
+        elif frame.op == "waiting":
+            # Not of this attempt: nothing is for it, and its end is no loss.
+            self._waiting[frames] = frame.header["spare"]
+            self._memory.set_aside(frames)
+            if frame.header["spare"] == self._begun_spare:
+                self._let_begin(frames)
+
+    def _begin_spare(self, spare: str) -> None:
+        """Let the ranks that wait for an attempt begin, or leave if it is not theirs."""
+        self._begun_spare = spare
+        for frames, name in [*self._waiting.items()]:
+            if name == spare:
+                self._let_begin(frames)
+            else:
+                frames.post(encode_frame({"op": "exit", "attempt": self._attempt}))
+                self._watch(frames)
+
+    def _let_begin(self, frames: FrameSocket) -> None:
+        del self._waiting[frames]
+        self._memory.take_back(frames)
+        frames.post(encode_frame({"op": "begin", "attempt": self._attempt}))
+        self._watch(frames)
 
     def _pass_down(self) -> None:
         try:

@@ -39,6 +39,7 @@ def start_ranks(
     node_environment: NodeEnvironment | None = None,
     fork_server: RankForks | None = None,
     slot: SlotNodes | None = None,
+    spare: str = "",
     local: bool = False,
     on_hosts: bool = False,
 ) -> StepProcess:
@@ -64,6 +65,9 @@ def start_ranks(
         As of `hpctrain.execute.worker_group.WorkerGroup`.
     slot
         The steps in which they start, if a tuner keeps some for them.
+    spare
+        For ranks that are to wait, in an attempt before theirs, until their own begins: what the
+        agents know them by.
     local
         Whether they stay on this machine.
     on_hosts
@@ -83,6 +87,7 @@ def start_ranks(
         world_size=placement.num_workers,
         socket=socket,
         log_to_file=log_to_file,
+        spare=spare,
     )
     variables = _inherited_variables(srun_args, is_slice=is_slice)
     variables.update(thread_variables(num_threads))
@@ -119,7 +124,7 @@ def start_ranks(
             is_slice=is_slice,
         ),
         environment=variables,
-        log=paths.launcher_log(attempt),
+        log=paths.spare_log(attempt - 1) if spare else paths.launcher_log(attempt),
         job_id=None if local else environ.variable("SLURM_JOB_ID"),
     )
 

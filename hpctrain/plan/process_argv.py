@@ -6,13 +6,33 @@ from collections.abc import Sequence
 
 from hpctrain.plan.visibility import checked_argv
 
+SPARE = "--spare="
+"""Option of a rank that waits until its attempt begins."""
+
 
 def worker_argv(
-    python: str, *, run_dir: str, attempt: int, world_size: int, socket: str, log_to_file: bool
+    python: str,
+    *,
+    run_dir: str,
+    attempt: int,
+    world_size: int,
+    socket: str,
+    log_to_file: bool,
+    spare: str = "",
 ) -> list[str]:
-    """Return the command of one rank. Not collective."""
+    """Return the command of one rank.
+
+    Not collective.
+
+    Parameters
+    ----------
+    spare
+        For a rank that is to wait until its attempt begins: what the agents know these ranks by.
+    """
     argv = [python, "-m", "hpctrain.worker.main", run_dir, str(attempt), str(world_size), socket]
-    return argv if log_to_file else [*argv, "--inherit-output"]
+    if not log_to_file:
+        argv.append("--inherit-output")
+    return [*argv, f"{SPARE}{spare}"] if spare else argv
 
 
 def supervisor_argv(python: str, *, run_dir: str, spec_digest: str | None) -> list[str]:

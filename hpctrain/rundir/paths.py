@@ -129,6 +129,10 @@ class RunPaths:
         """Output of srun or mpiexec, and of ranks before they know their number."""
         return self.logs(attempt) / "launcher.out"
 
+    def spare_log(self, attempt: int) -> Path:
+        """Output of srun for the ranks that wait for the end of an attempt, to follow it."""
+        return self.logs(attempt) / "spare-launcher.out"
+
     def container_log(self, attempt: int) -> Path:
         """Output of the containers of ranks, when they are tried before the first start."""
         return self.logs(attempt) / "container.out"

@@ -28,6 +28,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.log import flush_output, log, log_traceback
 from hpctrain.own_files import open_log
 from hpctrain.plan import spec
+from hpctrain.plan.process_argv import SPARE
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
@@ -210,6 +211,7 @@ def run_rank(argv: list[str]) -> None:
     outlive_parent()
     link = Link(connection, attempt=attempt, on_lost=_leave)
     rank = Rank(paths, attempt=attempt, link=link, warnings=warnings)
+    _await_begin(link, argv)
     try:
         comm = rank.join(size=size, inherit_output="--inherit-output" in argv)
         rank.serve(comm)
@@ -240,6 +242,16 @@ def _connect(template: str, launcher: int, slot_host: str = "") -> socket.socket
         return "what has started this rank is gone" if is_gone else ""
 
     return local_socket.connect(name, timeout_s=timeout_s, why_give_up=why_give_up)
+
+
+def _await_begin(link: Link, argv: list[str]) -> None:
+    """Wait until the attempt of this rank begins, if it was started before that."""
+    for word in argv[4:]:
+        if word.startswith(SPARE):
+            link.post("waiting", spare=word.removeprefix(SPARE))
+            command = link.next_command()
+            if command is None or command.op != "begin":
+                _exit(0)
 
 
 def _leave() -> None:

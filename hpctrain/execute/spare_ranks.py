@@ -1,0 +1,220 @@
+"""`SpareRanks`: the ranks of an attempt that may follow, which wait in a step until it begins.
+
+Of a restart in a job most is the new step: Slurm creates it, starts a task for each rank, and the
+tasks import. So the step of the next attempt is started while the ranks of this one train. Its
+ranks are as those of any step, and wait before ``MPI_Init``, connected to the agent of their node.
+They are an offer: where they have not come, an attempt starts a step as if there were none.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpctrain import environ
+from hpctrain.errors import LaunchError
+from hpctrain.execute.failure_policy import may_restart
+from hpctrain.execute.process import StepProcess
+from hpctrain.log import log
+from hpctrain.own_time import Deadline
+from hpctrain.worker.import_stamps import stamp
+
+if TYPE_CHECKING:
+    from hpctrain.config import FailureConfig
+    from hpctrain.execute.group_start import GroupStart
+    from hpctrain.execute.node_agents import NodeAgents
+    from hpctrain.plan.launch_plan import LaunchPlan
+    from hpctrain.plan.resources import Placement
+    from hpctrain.rundir.history import History
+
+_MOST_UNUSED = 3
+# Those of a new step would not come sooner.
+_ON_THEIR_WAY_S = 30.0
+
+
+class SpareRanks:
+    """At most one group of ranks at a time, for the attempt after the one that runs.
+
+    Parameters
+    ----------
+    may_restart
+        Returns whether ranks would start again after another failure.
+    """
+
+    settle_s = 5.0
+    """Seconds after the last news of ranks that start: they need the CPUs."""
+
+    def __init__(self, may_restart: Callable[[], bool]) -> None:
+        self._may_restart = may_restart
+        self._step: StepProcess | None = None
+        self._name = ""
+        self._made_for: object = None
+        self._places: dict[str, int] = {}
+        self._expected = Deadline(0.0)
+        self._settled: Deadline | None = None
+        self._has_begun = False
+        self._num_unused = 0
+        self._is_usable = True
+        self.taken = ""
+        """What the agents know those by that begin with this attempt; empty if none do."""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the ranks of this attempt have waited for it."""
+        return bool(self.taken)
+
+    def note_progress(self) -> None:
+        """Note that ranks of this attempt are still starting. Not collective."""
+        self._settled = Deadline(self.settle_s)
+
+    def prepare(self, how: GroupStart, placement: Placement, agents: NodeAgents) -> None:
+        """Start the ranks of the next attempt, once those of this one have started.
+
+        Not collective. Not waited for. Never raises.
+
+        Parameters
+        ----------
+        how
+            How those of this attempt were started.
+        placement
+            How they lie on nodes.
+        agents
+            The agents of the nodes.
+        """
+        if self._settled is None or not self._settled.is_over or self._has_begun:
+            return
+        self._settled, self._has_begun = None, True
+        if not self._is_usable or not self._may_restart():
+            return
+        self._name = os.urandom(8).hex()
+        self._made_for = _key(how.attempt + 1, how, placement)
+        self._places = {place: stamp(place) for place in _package_places()}
+        self._expected = Deadline(_ON_THEIR_WAY_S)
+        try:
+            self._step = how.start_spare(placement, agents, self._name)
+        except (LaunchError, OSError) as error:
+            self.give_up(str(error))
+
+    def take(
+        self,
+        how: GroupStart,
+        placement: Placement,
+        idle_nodes: Sequence[str],
+        agents: NodeAgents,
+    ) -> StepProcess | None:
+        """Return the step of the ranks that have waited for an attempt; None if there is none.
+
+        Not collective. The agents are to let those of `taken` begin.
+
+        Parameters
+        ----------
+        how, placement, idle_nodes
+            How the ranks of the attempt are to start.
+        agents
+            Those of the attempt before.
+        """
+        self._settled, self._has_begun, self.taken = None, False, ""
+        if self._step is None:
+            return None
+        name, reason = self._name, self._why_not(how, placement, idle_nodes, agents)
+        if reason is None:
+            try:
+                os.rename(self._step.log, how.paths.launcher_log(how.attempt))
+            except OSError as error:
+                reason = f"their output cannot be renamed: {error}"
+        if reason is not None:
+            self._leave_unused(reason)
+            return None
+        step, self._step = self._step, None
+        step.log = how.paths.launcher_log(how.attempt)
+        self._num_unused, self.taken = 0, name
+        return step
+
+    def give_up(self, reason: str) -> None:
+        """Let no ranks wait from here on. Not collective."""
+        if self._is_usable:
+            self._is_usable = False
+            log(f"note: no ranks of this run wait for its next attempt any more: {reason}")
+        self.end()
+
+    def end(self) -> None:
+        """End the ranks that wait. Not collective. Their end is not waited for."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        with suppress(OSError):
+            step.log.unlink()
+        # The interpreter waits for it, as this is no daemon.
+        threading.Thread(target=step.kill, name="hpctrain-spare").start()
+
+    def _why_not(
+        self,
+        how: GroupStart,
+        placement: Placement,
+        idle_nodes: Sequence[str],
+        agents: NodeAgents,
+    ) -> str | None:
+        """Return why the ranks cannot be those of an attempt; empty if that needs no words."""
+        assert self._step is not None
+        waiting = agents.num_waiting(placement, idle_nodes, spare=self._name)
+        if self._made_for != _key(how.attempt, how, placement) or waiting is None:
+            return ""
+        if self._step.returncode() is not None:
+            return f"their step has ended{self._last_words()}"
+        is_late = self._expected.is_over or self._step.last_lines()
+        if waiting < placement.num_workers and is_late:
+            return f"{waiting} of {placement.num_workers} have come{self._last_words()}"
+        if any(stamp(place) != then for place, then in self._places.items()):
+            return ""
+        return None
+
+    def _last_words(self) -> str:
+        assert self._step is not None
+        last = self._step.last_lines(1)
+        return f": {last}" if last else ""
+
+    def _leave_unused(self, reason: str) -> None:
+        self.end()
+        if not reason:
+            return
+        self._num_unused += 1
+        log(f"note: ranks start in a new step, not in the one that waited: {reason}")
+        if self._num_unused >= _MOST_UNUSED:
+            self.give_up(f"{self._num_unused} steps in a row could not be used")
+
+
+def spare_ranks_for(
+    plan: LaunchPlan, config: FailureConfig, history: Callable[[], History]
+) -> SpareRanks | None:
+    """Return what keeps ranks for the next attempt of a run; None where none are to wait.
+
+    Not collective. Trials of a sweep have steps that are kept for them, and ranks in a container or
+    a packed environment are looked at before each start.
+
+    Parameters
+    ----------
+    config
+        How often ranks start again.
+    history
+        Returns what has gone wrong so far.
+    """
+    is_possible = plan.in_job and not plan.is_slice and environ.wants_fork_server()
+    if not is_possible or plan.container is not None or plan.environment_pack is not None:
+        return None
+    if config.max_failures == 0:
+        return None
+    return SpareRanks(lambda: may_restart(history(), config))
+
+
+def _key(attempt: int, how: GroupStart, placement: Placement) -> object:
+    return attempt, how.mpi, placement
+
+
+def _package_places() -> list[str]:
+    # Another package there is a reason not to start from what was imported before.
+    from hpctrain.worker.preload import package_places
+
+    return package_places()
