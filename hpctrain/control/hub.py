@@ -300,7 +300,7 @@ class Hub:
     def _take(self, peer: _Peer, frames: list[Frame]) -> list[Frame]:
         peer.last_heard = self._time.now
         # Of an attempt that has not begun.
-        self._waiting.update(frame.header["spare"] for frame in frames if frame.op == "waiting")
+        self._waiting.update(str(f.header.get("spare")) for f in frames if f.op == "waiting")
         events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
         for frame in events:
             self._note(peer, frame)

@@ -66,6 +66,23 @@ def await_frames(hub: Hub, count: int) -> list[Frame]:
     return frames
 
 
+def test_ranks_that_wait_are_counted_until_an_attempt_begins(
+    hub: Hub, socket_name: str, connect: Connect
+) -> None:
+    sock = local_socket.connect(socket_name, timeout_s=PATIENCE_S)
+    waiting = Link(sock, attempt=3, on_lost=lambda: None)
+    waiting.post("waiting", spare="ours")
+    deadline = time.monotonic() + PATIENCE_S
+    while not hub.num_waiting("ours"):
+        assert time.monotonic() < deadline
+        # Frames of another attempt are not for the caller.
+        assert hub.poll(0.1) == []
+    assert (hub.num_waiting("ours"), hub.num_waiting("others")) == (1, 0)
+    hub.begin_attempt(3, spare="ours")
+    assert hub.num_waiting("ours") == 0
+    waiting.close(timeout_s=0.0)
+
+
 def said(frames: list[Frame]) -> list[tuple[str, int]]:
     return [(frame.op, frame.header["rank"]) for frame in frames]
 

@@ -118,6 +118,25 @@ def test_a_process_that_ended_by_itself_was_not_killed():
     assert told["resident"] > 2**20
 
 
+def test_a_process_that_is_set_aside_does_not_count_until_it_is_taken_back():
+    mine, other = socket.socketpair()
+    with mine, other:
+        watch = MemoryWatch()
+        watch.add("a", mine)
+        watch.set_aside("a")
+        watch.sample()
+        assert (watch.pids, watch.resident_bytes) == ([], 0)
+        # One that waits may end.
+        assert watch.remove("a") is None
+        watch.add("a", mine)
+        watch.set_aside("a")
+        watch.take_back("a")
+        watch.add("b", mine)
+        assert watch.pids == [os.getpid()] * 2
+        if (told := watch.remove("a")) is not None and "sharing" in told:
+            assert told["sharing"] == 2
+
+
 def test_room_is_what_a_limit_leaves_and_the_page_cache_can_give_back(tmp_path: Path):
     machine = Machine(
         tmp_path, groups="0::/job_3\n", mount="39 38 0:31 / {top} rw - cgroup2 cgroup rw"

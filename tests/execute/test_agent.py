@@ -52,6 +52,12 @@ class Uplink:
         link.introduce(rank, {"tmp": "/tmp", "pid": 0})
         return link
 
+    def connect_spare(self, name: str) -> Link:
+        sock = local_socket.connect(self.name, timeout_s=PATIENCE_S)
+        link = Link(sock, attempt=2, on_lost=lambda: None)
+        link.post("waiting", spare=name)
+        return link
+
 
 def test_an_agent_imports_no_more_than_it_needs() -> None:
     # Each node of a job starts one, and most of what it costs is its imports.
@@ -136,6 +142,38 @@ def test_a_rank_that_dies_is_lost_and_one_that_said_bye_is_not(uplink: Uplink):
     assert said(uplink.receive(1)) == [("bye", 1)]
     dying.close()
     assert said(uplink.receive(1)) == [("lost", 0)]
+
+
+def test_ranks_wait_until_the_attempt_that_is_theirs_begins(uplink: Uplink):
+    uplink.receive(1)
+    links = {name: uplink.connect_spare(name) for name in ("ours", "others", "dying")}
+    assert [f.header["spare"] for f in uplink.receive(3)] == [*links]
+    # Nothing of the attempt that runs is for them, and the end of one is no loss.
+    uplink.send("call")
+    uplink.send("exit")
+    links["dying"].close()
+    uplink.frames.post(encode_frame({"op": "begin", "attempt": 2, "spare": "ours"}))
+    assert said(uplink.receive(1)) == [("agent", -1)]
+    late = uplink.connect_spare("ours")
+    for link, op in ((links["ours"], "begin"), (late, "begin"), (links["others"], "exit")):
+        command = link.next_command()
+        assert command is not None
+        assert (command.op, command.header["attempt"]) == (op, 2)
+    links["ours"].introduce(0, {"tmp": "/tmp", "pid": 0})
+    assert [frame.op for frame in uplink.receive(2)] == ["waiting", "hello"]
+    # From here on it is a rank as others are.
+    for link in (links["others"], late, links["ours"]):
+        link.close()
+    assert said(uplink.receive(1)) == [("lost", 0)]
+
+
+def test_ranks_that_wait_are_let_go_when_the_executor_is_gone(uplink: Uplink):
+    uplink.receive(1)
+    link = uplink.connect_spare("ours")
+    uplink.receive(1)
+    uplink.frames.close()
+    assert link.next_command() is None
+    link.close(timeout_s=0.0)
 
 
 def test_ranks_are_let_go_when_the_executor_is_gone(uplink: Uplink):

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster
 from tests.clusters import cluster_with_limits
 from tests.waiting import wait_until
+from tests.waiting_jobs import OF_STEP, Job, held
 
 # Starts of ranks on two nodes, on a machine that is busy.
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.timeout(240)]
@@ -131,127 +131,6 @@ def test_ranks_that_have_a_node_each_import_first_and_compute_the_same(
     assert _reasons(tmp_path / "first") == []
 
 
-# Without torch, whose import is not what this is about.
-WAITS = """
-    import json, os, sys, time
-    from pathlib import Path
-    from hpctrain import (
-        BackendConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig,
-    )
-
-    class Config(BackendConfig):
-        preload = ("hpctrain.worker.main", "numpy")
-        preload_for_trials = ("wave",)
-
-    def train(config):
-        import os, signal
-        import hpctrain, hpctrain.collective
-        here, context = Path(config["here"]), hpctrain.get_context()
-        rank, attempt = context.get_world_rank(), context.world.attempt
-        had = "wave" in sys.modules
-        import wave
-        if config["restarts"] > 1:
-            # A run that makes no progress is stopped.
-            saved = hpctrain.Checkpoint.from_dict({"attempt": attempt})
-            hpctrain.report({"attempt": attempt}, saved if rank == 0 else None)
-        with open(f"/proc/{os.getppid()}/cmdline") as file:
-            parent = file.read().replace(chr(0), " ")
-        step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-        with open("/proc/self/cgroup") as file:
-            mine = {"parent": parent, "step": step, "cgroup": file.read(), "had": had}
-        (here / f"new-{attempt}-{rank}").write_text(json.dumps(mine))
-        (here / f"new-{attempt}-{rank}").rename(here / f"here-{attempt}-{rank}")
-        hpctrain.collective.barrier()
-        while config["restarts"] > 1 and not (here / f"go-{attempt}").exists():
-            time.sleep(0.02)
-        is_last = attempt > config["restarts"]
-        if not is_last and config["dies"] == rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-        while not is_last and not (here / "go").exists():
-            time.sleep(0.02)
-        return attempt
-
-    print(DataParallelTrainer(
-        train,
-        train_loop_config={
-            "here": sys.argv[1], "dies": int(sys.argv[2]), "restarts": int(sys.argv[3])
-        },
-        backend_config=Config(),
-        scaling_config=ScalingConfig(num_workers=4),
-        run_config=RunConfig(
-            name="run", storage_path=sys.argv[1], verbose=0,
-            failure_config=FailureConfig(max_failures=int(sys.argv[3])),
-        ),
-    ).fit().return_value)
-"""
-
-
-class Job:
-    """A run of four ranks on two nodes of an allocation.
-
-    With more than one restart each attempt waits for a file, ``go-ATTEMPT``.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        cluster: VirtualCluster,
-        *,
-        dies: int = -1,
-        restarts: int = 1,
-        **variables: str,
-    ) -> None:
-        path = folder / "wait.py"
-        path.write_text(textwrap.dedent(WAITS), encoding="utf-8")
-        self._folder = folder
-        # By it all of its processes are found, on the nodes too.
-        self._mark = f"FORKED_IN_STEPS_TEST={folder}"
-        self.environ = {**os.environ, **cluster.environ, **variables}
-        self.environ["FORKED_IN_STEPS_TEST"] = str(folder)
-        self.process = subprocess.Popen(
-            [
-                *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"),
-                *(sys.executable, str(path), str(folder), str(dies), str(restarts)),
-            ],
-            env=self.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def ranks(self, attempt: int) -> list[dict[str, Any]]:
-        """Return what each rank of an attempt has found."""
-        files = [self._folder / f"here-{attempt}-{rank}" for rank in range(4)]
-        wait_until(lambda: all(f.exists() for f in files), process=self.process, timeout_s=120)
-        return [json.loads(file.read_text()) for file in files]
-
-    def left(self, *words: str) -> list[int]:
-        """Return its processes that are alive and have a word in their command."""
-        found = []
-        for proc in Path("/proc").iterdir():
-            try:
-                if self._mark not in (proc / "environ").read_text(errors="replace"):
-                    continue
-                argv = (proc / "cmdline").read_text().split("\0")
-                is_alive = (proc / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-            except (OSError, ValueError):
-                continue
-            is_of_slurm = argv[0] in ("srun", "salloc")
-            if is_alive and any(word in argv for word in words) and not is_of_slurm:
-                found.append(int(proc.name))
-        return found
-
-    def end(self) -> str:
-        """Return what it has printed, once it has ended."""
-        printed, _ = self.process.communicate(timeout=120)
-        assert self.process.returncode == 0, printed
-        return printed
-
-
-# A client has the command of its rank, too.
-OF_STEP = ("hpctrain.worker.main", "hpctrain.worker.fork_server")
-
-
 def test_ranks_are_forked_again_in_the_step_of_a_restart(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
@@ -269,12 +148,6 @@ def test_ranks_are_forked_again_in_the_step_of_a_restart(
     wait_until(lambda: not job.left(*OF_STEP), "processes of a step are left")
 
 
-def _held(pid: int) -> tuple[int, int]:
-    """Return how many descriptors a process has, and how many pages in memory."""
-    proc = Path(f"/proc/{pid}")
-    return len(list((proc / "fd").iterdir())), int((proc / "statm").read_text().split()[1])
-
-
 def test_restarts_in_a_row_leave_the_executor_and_the_agents_as_they_were(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
@@ -288,7 +161,7 @@ def test_restarts_in_a_row_leave_the_executor_and_the_agents_as_they_were(
         assert [rank["had"] for rank in ranks] == [attempt > 1] * 4
         executor = job.left(str(tmp_path / "wait.py"))
         agents = job.left("hpctrain.execute.agent")
-        found.append({pid: _held(pid) for pid in (*executor, *agents)})
+        found.append({pid: held(pid) for pid in (*executor, *agents)})
         # What the last attempt has left may be ending.
         wait_until(lambda: len(job.left(*OF_STEP)) == 10, lambda: str(job.left(*OF_STEP)))
         (tmp_path / f"go-{attempt}").touch()

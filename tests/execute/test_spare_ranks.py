@@ -1,0 +1,279 @@
+"""Which ranks that wait are those of the next attempt."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from hpctrain.config import FailureConfig
+from hpctrain.errors import LaunchError
+from hpctrain.execute import spare_ranks
+from hpctrain.execute.failure_policy import may_restart
+from hpctrain.execute.group_start import GroupStart
+from hpctrain.execute.node_agents import NodeAgents
+from hpctrain.execute.spare_ranks import SpareRanks, spare_ranks_for
+from hpctrain.plan.resources import Placement
+from hpctrain.rundir.history import FailureKind, History
+from hpctrain.rundir.paths import RunPaths
+from tests.plans import make_plan
+
+PLACEMENT = Placement(
+    tasks_per_node=(2, 2),
+    nodes=("a", "b"),
+    cpus_per_task=1,
+    gpus_per_task=0,
+    mem_bytes_per_task=None,
+)
+SMALLER = Placement(
+    tasks_per_node=(2,),
+    nodes=("a",),
+    cpus_per_task=1,
+    gpus_per_task=0,
+    mem_bytes_per_task=None,
+)
+
+
+class FakeStep:
+    """What has started ranks."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.status: int | None = None
+        self.was_killed = threading.Event()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+
+    def returncode(self) -> int | None:
+        return self.status
+
+    def last_lines(self, count: int = 12) -> str:
+        return "\n".join(self.log.read_text().splitlines()[-count:])
+
+    def kill(self) -> None:
+        self.was_killed.set()
+
+
+@dataclass
+class FakeStart:
+    """How ranks start, in an attempt."""
+
+    paths: RunPaths
+    attempt: int = 1
+    mpi: str = "auto"
+    steps: list[FakeStep] = field(default_factory=list)
+    refusal: Exception | None = None
+
+    def start_spare(self, placement: Placement, agents: object, spare: str) -> FakeStep | None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.steps.append(FakeStep(self.paths.spare_log(self.attempt)))
+        return self.steps[-1]
+
+    def next(self, **fields: Any) -> FakeStart:
+        following = FakeStart(self.paths, **{"attempt": self.attempt + 1, **fields})
+        self.paths.logs(following.attempt).mkdir(parents=True, exist_ok=True)
+        return following
+
+
+@dataclass
+class FakeAgents:
+    """The agents, to which ranks have come."""
+
+    waiting: int | None = 4
+
+    def num_waiting(self, placement: Placement, idle_nodes: object, *, spare: str) -> int | None:
+        return self.waiting
+
+
+class Spare:
+    """Ranks that wait, and what is around them."""
+
+    def __init__(self, folder: Path, *, allowed: bool = True) -> None:
+        self.ranks = SpareRanks(lambda: allowed)
+        self.start, self.agents = FakeStart(RunPaths(folder)), FakeAgents()
+
+    def settle(self, start: FakeStart | None = None) -> None:
+        self.ranks.note_progress()
+        self.ranks.prepare(
+            cast("GroupStart", start or self.start), PLACEMENT, cast("NodeAgents", self.agents)
+        )
+
+    def take(self, placement: Placement = PLACEMENT, **fields: Any) -> FakeStep | None:
+        following = self.start.next(**fields)
+        taken = self.ranks.take(
+            cast("GroupStart", following), placement, (), cast("NodeAgents", self.agents)
+        )
+        return cast("FakeStep | None", taken)
+
+
+@pytest.fixture
+def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spare:
+    monkeypatch.setattr(SpareRanks, "settle_s", 0.0)
+    return Spare(tmp_path)
+
+
+def test_ranks_that_have_come_are_those_of_the_next_attempt(spare: Spare) -> None:
+    spare.settle()
+    (step,) = spare.start.steps
+    step.log.write_text("printed by a prolog\n")
+    assert spare.take() is step
+    assert spare.ranks.is_taken
+    assert step.log == spare.start.paths.launcher_log(2)
+    assert step.log.read_text() == "printed by a prolog\n"
+    assert not spare.start.paths.spare_log(1).exists()
+    # An attempt has them once.
+    assert spare.take() is None
+    assert not spare.ranks.is_taken
+    assert not step.was_killed.is_set()
+
+
+def test_none_are_started_before_ranks_have_settled_and_once_an_attempt(
+    spare: Spare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpareRanks, "settle_s", 1e6)
+    spare.settle()
+    assert spare.start.steps == []
+    assert spare.take() is None
+    monkeypatch.setattr(SpareRanks, "settle_s", 0.0)
+    for _ in range(2):
+        spare.settle()
+    assert len(spare.start.steps) == 1
+
+
+def test_none_are_started_where_the_budget_allows_no_restart(tmp_path: Path) -> None:
+    spare = Spare(tmp_path, allowed=False)
+    spare.ranks.settle_s = 0.0
+    spare.settle()
+    assert spare.start.steps == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "fields", "waiting"),
+    [
+        (SMALLER, {}, 4),
+        (PLACEMENT, {"mpi": "wheel"}, 4),
+        (PLACEMENT, {"attempt": 3}, 4),
+        # A node is lost, or its agent.
+        (PLACEMENT, {}, None),
+    ],
+)
+def test_ranks_of_another_start_leave_without_a_word(
+    spare: Spare,
+    capsys: pytest.CaptureFixture[str],
+    placement: Placement,
+    fields: dict[str, Any],
+    waiting: int | None,
+) -> None:
+    spare.settle()
+    spare.agents.waiting = waiting
+    assert spare.take(placement, **fields) is None
+    (step,) = spare.start.steps
+    assert step.was_killed.wait(10)
+    assert not step.log.exists()
+    assert not spare.ranks.is_taken
+    assert capsys.readouterr().err == ""
+
+
+def test_packages_that_were_installed_meanwhile_are_imported_anew(
+    spare: Spare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.setattr(spare_ranks, "_package_places", lambda: [str(packages)])
+    monkeypatch.setattr(spare_ranks, "stamp", lambda path: len([*Path(path).iterdir()]))
+    spare.settle()
+    (packages / "torch").mkdir()
+    assert spare.take() is None
+
+
+def test_a_step_that_has_ended_is_named_with_its_last_words(
+    spare: Spare, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spare.settle()
+    (step,) = spare.start.steps
+    step.status = 1
+    step.log.write_text("srun: first\nsrun: error: Unable to create step\n")
+    assert spare.take() is None
+    assert "their step has ended: srun: error: Unable to create step" in capsys.readouterr().err
+
+
+def test_a_step_for_which_the_allocation_has_no_room_is_named_and_is_not_waited_for(
+    spare: Spare, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
+    spare.agents.waiting = 0
+    start = spare.start
+    for attempt in range(1, 4):
+        spare.settle(start)
+        start.steps[-1].log.write_text(f"{busy}\n")
+        spare.start = start
+        assert spare.take() is None
+        assert start.steps[-1].was_killed.wait(10)
+        start = start.next()
+        assert f"0 of 4 have come: {busy}" in capsys.readouterr().err or attempt == 3
+    spare.settle(start)
+    assert start.steps == []
+
+
+def test_ranks_that_are_on_their_way_are_waited_for_but_not_for_ever(
+    spare: Spare, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spare.agents.waiting = 1
+    spare.settle()
+    assert spare.take() is spare.start.steps[0]
+    monkeypatch.setattr(spare_ranks, "_ON_THEIR_WAY_S", 0.0)
+    spare.start = spare.start.next()
+    spare.settle()
+    assert spare.take() is None
+    assert "1 of 4 have come" in capsys.readouterr().err
+
+
+def test_a_step_that_cannot_be_started_is_not_tried_again(
+    spare: Spare, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spare.start.refusal = LaunchError("cannot start srun: no such file")
+    spare.settle()
+    assert "cannot start srun: no such file" in capsys.readouterr().err
+    spare.start.refusal = None
+    assert spare.take() is None
+    spare.settle()
+    assert spare.start.steps == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "failures", "waits"),
+    [
+        ({"launcher": "allocation"}, 1, True),
+        ({"launcher": "slurm"}, -1, True),
+        ({"launcher": "allocation"}, 0, False),
+        ({"launcher": "local"}, 1, False),
+        ({"launcher": "allocation", "is_slice": True}, 1, False),
+    ],
+)
+def test_ranks_wait_in_jobs_whose_runs_may_start_again(
+    fields: dict[str, Any], failures: int, waits: bool
+) -> None:
+    found = spare_ranks_for(
+        replace(make_plan("slurm"), **fields),
+        FailureConfig(max_failures=failures),
+        lambda: History(),
+    )
+    assert (found is not None) == waits
+
+
+def test_ranks_that_import_for_themselves_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_FORK_SERVER", "0")
+    plan = make_plan("allocation")
+    assert spare_ranks_for(plan, FailureConfig(max_failures=1), lambda: History()) is None
+
+
+@pytest.mark.parametrize(("had", "most", "may"), [(0, 1, True), (1, 1, False), (9, -1, True)])
+def test_ranks_may_start_again_as_often_as_their_budget_says(
+    had: int, most: int, may: bool
+) -> None:
+    history = History(failures={FailureKind.WORKER: had})
+    assert may_restart(history, FailureConfig(max_failures=most)) is may
