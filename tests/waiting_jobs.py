@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ WAITS = """
             "here": sys.argv[1], "dies": int(sys.argv[2]), "restarts": int(sys.argv[3])
         },
         backend_config=Config(),
-        scaling_config=ScalingConfig(num_workers=4),
+        scaling_config=ScalingConfig(num_workers=4, use_gpu=sys.argv[5] == "1"),
         run_config=RunConfig(
             name="run", storage_path=sys.argv[1], verbose=0,
             failure_config=FailureConfig(max_failures=int(sys.argv[3])),
@@ -92,10 +93,14 @@ class Job:
         restarts: int = 1,
         settle_s: float = 1e6,
         outlived: bool = False,
+        options: Sequence[str] = (),
+        use_gpu: bool = False,
+        code: str = WAITS,
+        words: Sequence[str] = (),
         **variables: str,
     ) -> None:
         path = folder / "wait.py"
-        path.write_text(textwrap.dedent(WAITS), encoding="utf-8")
+        path.write_text(textwrap.dedent(code), encoding="utf-8")
         self._folder = folder
         self._begun: set[str] = set()
         # By it all of its processes are found, on the nodes too.
@@ -107,9 +112,10 @@ class Job:
         within = ["sh", "-c", waits, "sh"] if outlived else []
         self.process = subprocess.Popen(
             [
-                *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", *within),
-                *(sys.executable, str(path), str(folder), str(dies), str(restarts)),
-                str(settle_s),
+                *("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"),
+                *(*options, *within),
+                *(sys.executable, str(path)),
+                *(words or map(str, (folder, dies, restarts, settle_s, int(use_gpu)))),
             ],
             env=self.environ,
             stdout=subprocess.PIPE,

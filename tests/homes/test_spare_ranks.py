@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -31,10 +32,20 @@ def _state(rank: dict[str, Any]) -> dict[str, Any]:
     return {**variables, "cgroup": cgroup, "cpus": rank["cpus"], "of": rank["limits"]}
 
 
+# Steps that overlap share the memory and the GPUs of their job.
+@pytest.mark.parametrize("options", [(), ("--mem=1500", "--gpus-per-node=2")])
 def test_ranks_that_have_waited_are_as_those_of_the_first_step(
-    virtual_slurm: VirtualCluster, tmp_path: Path
+    virtual_slurm: VirtualCluster, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    job = Job(tmp_path, virtual_slurm, dies=1, restarts=2, settle_s=0.1)
+    job = Job(
+        tmp_path,
+        virtual_slurm,
+        dies=1,
+        restarts=2,
+        settle_s=0.1,
+        options=options,
+        use_gpu=bool(options),
+    )
     first = job.ranks(1)
     (step,) = {step_of(pid) for pid in job.waiting()}
     assert step != first[0]["step"]
@@ -43,6 +54,7 @@ def test_ranks_that_have_waited_are_as_those_of_the_first_step(
     assert [rank["step"] for rank in second] == [step] * 4
     for after, before in zip(second, first, strict=True):
         assert _state(after) == _state(before)
+        assert ("CUDA_VISIBLE_DEVICES" in after["variables"]) == bool(options)
     for rank in second:
         assert "hpctrain.worker.fork_server" in rank["parent"]
     # Once more: each attempt uses up those that have waited for it.
@@ -147,3 +159,82 @@ def test_restarts_from_ranks_that_waited_leave_the_executor_and_the_agents_as_th
     }
     for pid, (_, pages) in last.items():
         assert pages < second[pid][1] + 512
+
+
+# The training begins anew after the restart, so its losses are those of a run without one.
+TRAINS = """
+import json, sys
+from hpctrain import FailureConfig, RunConfig, ScalingConfig
+from hpctrain.execute.spare_ranks import SpareRanks
+from hpctrain.torch import TorchTrainer
+
+SpareRanks.settle_s = 0.1
+
+def train(config):
+    import os, signal, time
+    from pathlib import Path
+    import torch
+    from torch import distributed, nn
+    import hpctrain, hpctrain.torch
+
+    context = hpctrain.get_context()
+    rank, attempt = context.get_world_rank(), context.world.attempt
+    torch.manual_seed(3)
+    model = hpctrain.torch.prepare_model(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1)))
+    torch.manual_seed(rank)
+    losses = []
+    for _ in range(5):
+        loss = model(torch.randn(64, 32)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.01 * weight.grad
+                weight.grad = None
+        losses.append(loss.item().hex())
+    here = Path(config["here"])
+    (here / f"here-{attempt}-{rank}").touch()
+    while config["dies"] and attempt == 1:
+        if rank == 2 and (here / "go").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.02)
+    everybody = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everybody, [losses, torch.get_num_threads()])
+    waited = any(word.startswith("--spare=") for word in sys.orig_argv)
+    return [everybody, waited, attempt]
+
+storage, dies = sys.argv[1], sys.argv[2] == "1"
+answer = TorchTrainer(
+    train,
+    train_loop_config={"dies": dies, "here": storage},
+    scaling_config=ScalingConfig(num_workers=4),
+    run_config=RunConfig(
+        storage_path=storage, name="run", verbose=0,
+        failure_config=FailureConfig(max_failures=int(dies)),
+    ),
+).fit().return_value
+with open(f"{storage}/answer.json", "w") as file:
+    json.dump(answer, file)
+"""
+
+
+def test_losses_of_ranks_that_have_waited_are_the_same_to_the_last_bit(
+    virtual_slurm: VirtualCluster, tmp_path: Path
+) -> None:
+    answers = []
+    for dies in ("0", "1"):
+        here = tmp_path / dies
+        here.mkdir()
+        job = Job(here, virtual_slurm, code=TRAINS, words=(str(here), dies))
+        if dies == "1":
+            wait_until(
+                lambda folder=here: len([*folder.glob("here-1-*")]) == 4,
+                process=job.process,
+                timeout_s=120,
+            )
+            job.waiting()
+            (here / "go").touch()
+        job.end()
+        answers.append(json.loads((here / "answer.json").read_text()))
+    assert [waited for _, waited, _ in answers] == [False, True]
+    assert [attempt for *_, attempt in answers] == [1, 2]
+    assert answers[0][0] == answers[1][0]
