@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from hpctrain.config import FailureConfig
+from hpctrain.control.hub import Hub
 from hpctrain.errors import LaunchError
 from hpctrain.execute import spare_ranks
 from hpctrain.execute.failure_policy import may_restart
@@ -277,3 +278,33 @@ def test_ranks_may_start_again_as_often_as_their_budget_says(
 ) -> None:
     history = History(failures={FailureKind.WORKER: had})
     assert may_restart(history, FailureConfig(max_failures=most)) is may
+
+
+def test_ranks_that_waited_and_do_not_join_are_the_last_that_wait(
+    tmp_path: Path, spare: Spare, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = NodeAgents(RunPaths(tmp_path))
+    agents.spare = spare.ranks
+    agents.give_slot_up("of a step that was new")
+    assert not agents.failed_in_slot
+    spare.settle()
+    spare.take()
+    agents.give_slot_up("2 of 4 ranks joined")
+    # The next start has the MPI of the plan.
+    assert agents.failed_in_slot
+    assert "2 of 4 ranks joined" in capsys.readouterr().err
+    assert spare.take() is None
+    spare.settle()
+    assert len(spare.start.steps) == 1
+
+
+def test_ranks_leave_with_the_agents_that_they_wait_at(tmp_path: Path, spare: Spare) -> None:
+    agents = NodeAgents(RunPaths(tmp_path))
+    agents.spare = spare.ranks
+    spare.settle()
+    agents.close()
+    (step,) = spare.start.steps
+    assert not step.was_killed.is_set()
+    agents._hub = Hub(attempt=1)
+    agents.close()
+    assert step.was_killed.wait(10)
