@@ -24,6 +24,7 @@ from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_report import describe_node, examine_storage
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
+from hpctrain.execute.spare_ranks import SpareRanks
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.files import make_directory, may_pass
@@ -136,7 +137,7 @@ class RankGroup(CallsFunctions):
             self._how.bring_environment(self.placement, self._idle_nodes)
             spare = self._agents.spare
             if spare is not None and self._begun is None:
-                self._begun = spare.take(self._how, self.placement, self._idle_nodes, self._agents)
+                self._begun = self._take_spare(spare, self._agents)
             self._hub = self._agents.gather(
                 self.placement,
                 self._idle_nodes,
@@ -167,6 +168,20 @@ class RankGroup(CallsFunctions):
             if self._agents is not None and isinstance(error, LaunchError):
                 self._agents.give_slot_up(str(error))
             raise
+
+    def _take_spare(self, spare: SpareRanks, agents: NodeAgents) -> StepProcess | None:
+        return spare.take(
+            (self.attempt, self._how.mpi, self.placement),
+            size=len(self),
+            log=self._paths.launcher_log(self.attempt),
+            count=lambda name: agents.num_waiting(self.placement, self._idle_nodes, spare=name),
+        )
+
+    def _prepare_spare(self, spare: SpareRanks, agents: NodeAgents) -> None:
+        spare.prepare(
+            (self.attempt + 1, self._how.mpi, self.placement),
+            lambda name: self._how.start_spare(self.placement, agents, name),
+        )
 
     def _start_here(self, hub: Hub) -> StepProcess:
         launcher = find_mpiexec(self._how.mpi)
@@ -330,7 +345,7 @@ class RankGroup(CallsFunctions):
         if self._imported and self._how.fork_server is not None:
             self._how.fork_server.prepare_restart(self._imported)
         if self._agents is not None and self._agents.spare is not None:
-            self._agents.spare.prepare(self._how, self.placement, self._agents)
+            self._prepare_spare(self._agents.spare, self._agents)
 
     def _explain_death(self, rank: int, function: str) -> WorkerError:
         hostname = self._workers[rank].hostname

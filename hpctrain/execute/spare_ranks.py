@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
 from hpctrain.execute.failure_policy import may_restart
 from hpctrain.execute.process import StepProcess
-from hpctrain.log import log
+from hpctrain.log import log as print_note
 from hpctrain.own_time import Deadline
 from hpctrain.worker.import_stamps import stamp
 
 if TYPE_CHECKING:
     from hpctrain.config import FailureConfig
-    from hpctrain.execute.group_start import GroupStart
-    from hpctrain.execute.node_agents import NodeAgents
     from hpctrain.plan.launch_plan import LaunchPlan
-    from hpctrain.plan.resources import Placement
     from hpctrain.rundir.history import History
 
 _MOST_UNUSED = 3
@@ -70,19 +68,18 @@ class SpareRanks:
         """Note that ranks of this attempt are still starting. Not collective."""
         self._settled = Deadline(self.settle_s)
 
-    def prepare(self, how: GroupStart, placement: Placement, agents: NodeAgents) -> None:
+    def prepare(self, made_for: object, start: Callable[[str], StepProcess | None]) -> None:
         """Start the ranks of the next attempt, once those of this one have started.
 
         Not collective. Not waited for. Never raises.
 
         Parameters
         ----------
-        how
-            How those of this attempt were started.
-        placement
-            How they lie on nodes.
-        agents
-            The agents of the nodes.
+        made_for
+            The attempt, and all in which its start may be another than that of this one.
+        start
+            Starts ranks, which agents know by what it is called with; returns None where none can
+            wait.
         """
         if self._settled is None or not self._settled.is_over or self._has_begun:
             return
@@ -90,20 +87,16 @@ class SpareRanks:
         if not self._is_usable or not self._may_restart():
             return
         self._name = os.urandom(8).hex()
-        self._made_for = _key(how.attempt + 1, how, placement)
+        self._made_for = made_for
         self._places = {place: stamp(place) for place in _package_places()}
         self._expected = Deadline(_ON_THEIR_WAY_S)
         try:
-            self._step = how.start_spare(placement, agents, self._name)
+            self._step = start(self._name)
         except (LaunchError, OSError) as error:
             self.give_up(str(error))
 
     def take(
-        self,
-        how: GroupStart,
-        placement: Placement,
-        idle_nodes: Sequence[str],
-        agents: NodeAgents,
+        self, made_for: object, *, size: int, log: Path, count: Callable[[str], int | None]
     ) -> StepProcess | None:
         """Return the step of the ranks that have waited for an attempt; None if there is none.
 
@@ -111,25 +104,29 @@ class SpareRanks:
 
         Parameters
         ----------
-        how, placement, idle_nodes
-            How the ranks of the attempt are to start.
-        agents
-            Those of the attempt before.
+        made_for
+            The attempt, as `prepare` has it.
+        size
+            Number of its ranks.
+        log
+            What the file with their output is to be.
+        count
+            Returns how many of some ranks have come to the agents; None where others are needed.
         """
         self._settled, self._has_begun, self.taken = None, False, ""
         if self._step is None:
             return None
-        name, reason = self._name, self._why_not(how, placement, idle_nodes, agents)
+        name, reason = self._name, self._why_not(made_for, size, count(self._name))
         if reason is None:
             try:
-                os.rename(self._step.log, how.paths.launcher_log(how.attempt))
+                os.rename(self._step.log, log)
             except OSError as error:
                 reason = f"their output cannot be renamed: {error}"
         if reason is not None:
             self._leave_unused(reason)
             return None
         step, self._step = self._step, None
-        step.log = how.paths.launcher_log(how.attempt)
+        step.log = log
         self._num_unused, self.taken = 0, name
         return step
 
@@ -137,7 +134,7 @@ class SpareRanks:
         """Let no ranks wait from here on. Not collective."""
         if self._is_usable:
             self._is_usable = False
-            log(f"note: no ranks of this run wait for its next attempt any more: {reason}")
+            print_note(f"note: no ranks of this run wait for its next attempt any more: {reason}")
         self.end()
 
     def end(self) -> None:
@@ -150,23 +147,16 @@ class SpareRanks:
         # The interpreter waits for it, as this is no daemon.
         threading.Thread(target=step.kill, name="hpctrain-spare").start()
 
-    def _why_not(
-        self,
-        how: GroupStart,
-        placement: Placement,
-        idle_nodes: Sequence[str],
-        agents: NodeAgents,
-    ) -> str | None:
+    def _why_not(self, made_for: object, size: int, waiting: int | None) -> str | None:
         """Return why the ranks cannot be those of an attempt; empty if that needs no words."""
         assert self._step is not None
-        waiting = agents.num_waiting(placement, idle_nodes, spare=self._name)
-        if self._made_for != _key(how.attempt, how, placement) or waiting is None:
+        if self._made_for != made_for or waiting is None:
             return ""
         if self._step.returncode() is not None:
             return f"their step has ended{self._last_words()}"
         is_late = self._expected.is_over or self._step.last_lines()
-        if waiting < placement.num_workers and is_late:
-            return f"{waiting} of {placement.num_workers} have come{self._last_words()}"
+        if waiting < size and is_late:
+            return f"{waiting} of {size} have come{self._last_words()}"
         if any(stamp(place) != then for place, then in self._places.items()):
             return ""
         return None
@@ -181,7 +171,7 @@ class SpareRanks:
         if not reason:
             return
         self._num_unused += 1
-        log(f"note: ranks start in a new step, not in the one that waited: {reason}")
+        print_note(f"note: ranks start in a new step, not in the one that waited: {reason}")
         if self._num_unused >= _MOST_UNUSED:
             self.give_up(f"{self._num_unused} steps in a row could not be used")
 
@@ -207,10 +197,6 @@ def spare_ranks_for(
     if config.max_failures == 0:
         return None
     return SpareRanks(lambda: may_restart(history(), config))
-
-
-def _key(attempt: int, how: GroupStart, placement: Placement) -> object:
-    return attempt, how.mpi, placement
 
 
 def _package_places() -> list[str]:

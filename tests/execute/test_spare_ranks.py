@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,28 +14,12 @@ from hpctrain.control.hub import Hub
 from hpctrain.errors import LaunchError
 from hpctrain.execute import spare_ranks
 from hpctrain.execute.failure_policy import may_restart
-from hpctrain.execute.group_start import GroupStart
 from hpctrain.execute.node_agents import NodeAgents
+from hpctrain.execute.process import StepProcess
 from hpctrain.execute.spare_ranks import SpareRanks, spare_ranks_for
-from hpctrain.plan.resources import Placement
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.rundir.paths import RunPaths
 from tests.plans import make_plan
-
-PLACEMENT = Placement(
-    tasks_per_node=(2, 2),
-    nodes=("a", "b"),
-    cpus_per_task=1,
-    gpus_per_task=0,
-    mem_bytes_per_task=None,
-)
-SMALLER = Placement(
-    tasks_per_node=(2,),
-    nodes=("a",),
-    cpus_per_task=1,
-    gpus_per_task=0,
-    mem_bytes_per_task=None,
-)
 
 
 class FakeStep:
@@ -58,55 +42,32 @@ class FakeStep:
         self.was_killed.set()
 
 
-@dataclass
-class FakeStart:
-    """How ranks start, in an attempt."""
-
-    paths: RunPaths
-    attempt: int = 1
-    mpi: str = "auto"
-    steps: list[FakeStep] = field(default_factory=list)
-    refusal: Exception | None = None
-
-    def start_spare(self, placement: Placement, agents: object, spare: str) -> FakeStep | None:
-        if self.refusal is not None:
-            raise self.refusal
-        self.steps.append(FakeStep(self.paths.spare_log(self.attempt)))
-        return self.steps[-1]
-
-    def next(self, **fields: Any) -> FakeStart:
-        following = FakeStart(self.paths, **{"attempt": self.attempt + 1, **fields})
-        self.paths.logs(following.attempt).mkdir(parents=True, exist_ok=True)
-        return following
-
-
-@dataclass
-class FakeAgents:
-    """The agents, to which ranks have come."""
-
-    waiting: int | None = 4
-
-    def num_waiting(self, placement: Placement, idle_nodes: object, *, spare: str) -> int | None:
-        return self.waiting
-
-
 class Spare:
     """Ranks that wait, and what is around them."""
 
     def __init__(self, folder: Path, *, allowed: bool = True) -> None:
         self.ranks = SpareRanks(lambda: allowed)
-        self.start, self.agents = FakeStart(RunPaths(folder)), FakeAgents()
+        self.paths, self.attempt = RunPaths(folder), 1
+        self.steps: list[FakeStep] = []
+        self.refusal: Exception | None = None
+        self.waiting: int | None = 4
 
-    def settle(self, start: FakeStart | None = None) -> None:
+    def settle(self) -> None:
         self.ranks.note_progress()
-        self.ranks.prepare(
-            cast("GroupStart", start or self.start), PLACEMENT, cast("NodeAgents", self.agents)
-        )
+        self.ranks.prepare((self.attempt + 1, "auto"), self._start)
 
-    def take(self, placement: Placement = PLACEMENT, **fields: Any) -> FakeStep | None:
-        following = self.start.next(**fields)
+    def _start(self, name: str) -> StepProcess:
+        if self.refusal is not None:
+            raise self.refusal
+        self.steps.append(FakeStep(self.paths.spare_log(self.attempt)))
+        return cast("StepProcess", self.steps[-1])
+
+    def take(self, mpi: str = "auto", *, skipped: int = 0) -> FakeStep | None:
+        self.attempt += 1 + skipped
+        log = self.paths.launcher_log(self.attempt)
+        log.parent.mkdir(parents=True, exist_ok=True)
         taken = self.ranks.take(
-            cast("GroupStart", following), placement, (), cast("NodeAgents", self.agents)
+            (self.attempt, mpi), size=4, log=log, count=lambda name: self.waiting
         )
         return cast("FakeStep | None", taken)
 
@@ -119,13 +80,13 @@ def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spare:
 
 def test_ranks_that_have_come_are_those_of_the_next_attempt(spare: Spare) -> None:
     spare.settle()
-    (step,) = spare.start.steps
+    (step,) = spare.steps
     step.log.write_text("printed by a prolog\n")
     assert spare.take() is step
     assert spare.ranks.is_taken
-    assert step.log == spare.start.paths.launcher_log(2)
+    assert step.log == spare.paths.launcher_log(2)
     assert step.log.read_text() == "printed by a prolog\n"
-    assert not spare.start.paths.spare_log(1).exists()
+    assert not spare.paths.spare_log(1).exists()
     # An attempt has them once.
     assert spare.take() is None
     assert not spare.ranks.is_taken
@@ -137,42 +98,38 @@ def test_none_are_started_before_ranks_have_settled_and_once_an_attempt(
 ) -> None:
     monkeypatch.setattr(SpareRanks, "settle_s", 1e6)
     spare.settle()
-    assert spare.start.steps == []
+    assert spare.steps == []
     assert spare.take() is None
     monkeypatch.setattr(SpareRanks, "settle_s", 0.0)
     for _ in range(2):
         spare.settle()
-    assert len(spare.start.steps) == 1
+    assert len(spare.steps) == 1
 
 
 def test_none_are_started_where_the_budget_allows_no_restart(tmp_path: Path) -> None:
     spare = Spare(tmp_path, allowed=False)
     spare.ranks.settle_s = 0.0
     spare.settle()
-    assert spare.start.steps == []
+    assert spare.steps == []
 
 
 @pytest.mark.parametrize(
-    ("placement", "fields", "waiting"),
+    ("start", "waiting"),
     [
-        (SMALLER, {}, 4),
-        (PLACEMENT, {"mpi": "wheel"}, 4),
-        (PLACEMENT, {"attempt": 3}, 4),
+        # The same for another layout.
+        ({"mpi": "wheel"}, 4),
+        ({"skipped": 1}, 4),
         # A node is lost, or its agent.
-        (PLACEMENT, {}, None),
+        ({}, None),
     ],
 )
 def test_ranks_of_another_start_leave_without_a_word(
-    spare: Spare,
-    capsys: pytest.CaptureFixture[str],
-    placement: Placement,
-    fields: dict[str, Any],
-    waiting: int | None,
+    spare: Spare, capsys: pytest.CaptureFixture[str], start: Any, waiting: int | None
 ) -> None:
     spare.settle()
-    spare.agents.waiting = waiting
-    assert spare.take(placement, **fields) is None
-    (step,) = spare.start.steps
+    spare.waiting = waiting
+    assert spare.take(**start) is None
+    (step,) = spare.steps
     assert step.was_killed.wait(10)
     assert not step.log.exists()
     assert not spare.ranks.is_taken
@@ -195,7 +152,7 @@ def test_a_step_that_has_ended_is_named_with_its_last_words(
     spare: Spare, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spare.settle()
-    (step,) = spare.start.steps
+    (step,) = spare.steps
     step.status = 1
     step.log.write_text("srun: first\nsrun: error: Unable to create step\n")
     assert spare.take() is None
@@ -206,28 +163,26 @@ def test_a_step_for_which_the_allocation_has_no_room_is_named_and_is_not_waited_
     spare: Spare, capsys: pytest.CaptureFixture[str]
 ) -> None:
     busy = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
-    spare.agents.waiting = 0
-    start = spare.start
-    for attempt in range(1, 4):
-        spare.settle(start)
-        start.steps[-1].log.write_text(f"{busy}\n")
-        spare.start = start
+    spare.waiting = 0
+    for number in range(1, 4):
+        spare.settle()
+        spare.steps[-1].log.write_text(f"{busy}\n")
         assert spare.take() is None
-        assert start.steps[-1].was_killed.wait(10)
-        start = start.next()
-        assert f"0 of 4 have come: {busy}" in capsys.readouterr().err or attempt == 3
-    spare.settle(start)
-    assert start.steps == []
+        assert spare.steps[-1].was_killed.wait(10)
+        printed = capsys.readouterr().err
+        assert f"0 of 4 have come: {busy}" in printed
+        assert ("3 steps in a row could not be used" in printed) == (number == 3)
+    spare.settle()
+    assert len(spare.steps) == 3
 
 
 def test_ranks_that_are_on_their_way_are_waited_for_but_not_for_ever(
     spare: Spare, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spare.agents.waiting = 1
+    spare.waiting = 1
     spare.settle()
-    assert spare.take() is spare.start.steps[0]
+    assert spare.take() is spare.steps[0]
     monkeypatch.setattr(spare_ranks, "_ON_THEIR_WAY_S", 0.0)
-    spare.start = spare.start.next()
     spare.settle()
     assert spare.take() is None
     assert "1 of 4 have come" in capsys.readouterr().err
@@ -236,13 +191,13 @@ def test_ranks_that_are_on_their_way_are_waited_for_but_not_for_ever(
 def test_a_step_that_cannot_be_started_is_not_tried_again(
     spare: Spare, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spare.start.refusal = LaunchError("cannot start srun: no such file")
+    spare.refusal = LaunchError("cannot start srun: no such file")
     spare.settle()
     assert "cannot start srun: no such file" in capsys.readouterr().err
-    spare.start.refusal = None
+    spare.refusal = None
     assert spare.take() is None
     spare.settle()
-    assert spare.start.steps == []
+    assert spare.steps == []
 
 
 @pytest.mark.parametrize(
@@ -295,7 +250,7 @@ def test_ranks_that_waited_and_do_not_join_are_the_last_that_wait(
     assert "2 of 4 ranks joined" in capsys.readouterr().err
     assert spare.take() is None
     spare.settle()
-    assert len(spare.start.steps) == 1
+    assert len(spare.steps) == 1
 
 
 def test_ranks_leave_with_the_agents_that_they_wait_at(tmp_path: Path, spare: Spare) -> None:
@@ -303,7 +258,7 @@ def test_ranks_leave_with_the_agents_that_they_wait_at(tmp_path: Path, spare: Sp
     agents.spare = spare.ranks
     spare.settle()
     agents.close()
-    (step,) = spare.start.steps
+    (step,) = spare.steps
     assert not step.was_killed.is_set()
     agents._hub = Hub(attempt=1)
     agents.close()
