@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hpctrain import environ, timeouts
 from hpctrain.execute.fork_server_process import ForkServerProcess
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, left_out, system_python
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.modules import own_places
@@ -187,7 +187,8 @@ class ForkServers(RankForks):
         self._next_asked = {**self._asked, "modules": [*had, *more]}
         try:
             self._next = ForkServerProcess(self._next_asked, self._environment)
-        except OSError:
+        except OSError as error:
+            self._reasons.append(left_out(more, f"it cannot be started: {error}"))
             self._further = ()
 
     def close(self) -> None:
@@ -253,6 +254,9 @@ class ForkServers(RankForks):
             self._asked = self._next_asked
         elif self._next.has_ended or self._next.unusable:
             # What ranks have imported may start a thread, or need what only ranks have.
+            had, why = self._asked["modules"], self._next.unusable or "it has ended"
+            more = [name for name in self._next_asked["modules"] if name not in had]
+            self._reasons.append(left_out(more, why))
             self._close_next()
             self._further = ()
 
@@ -263,9 +267,13 @@ class ForkServers(RankForks):
         self._reasons += server.take_refusals()
         if server.unusable:
             self._close_current()
-            needed = [name for name in self._asked["modules"] if name not in self._dispensable]
-            if needed == self._asked["modules"]:
+            asked = self._asked["modules"]
+            needed = [name for name in asked if name not in self._dispensable]
+            if needed == asked:
                 self._give_up(server.unusable)
+            else:
+                dropped = [name for name in asked if name in self._dispensable]
+                self._reasons.append(left_out(dropped, server.unusable))
             self._asked = {**self._asked, "modules": needed}
 
     def _give_up(self, reason: str) -> None:

@@ -17,6 +17,8 @@ CLIENT = str(Path(__file__).parents[1] / "worker/fork_client.py")
 IN_SLOT = "slot"
 """In the place of what a server is to import: this one is there, with its name in the variable
 `hpctrain.environ.SLOT_SERVER`, and signals are blocked."""
+LEFT_OUT = "the fork server leaves out "
+"""Beginning of a reason for which ranks import some modules themselves, forked with all others."""
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _OLDEST_MINOR = 9
 # Where the variable does not come, as with srun --export=NONE, the file is read.
@@ -118,6 +120,19 @@ class RankForks(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the server where it is of this process."""
+
+
+def left_out(modules: Iterable[str], why: str) -> str:
+    """Return the reason for which ranks import some modules themselves. Pure.
+
+    Parameters
+    ----------
+    modules
+        What the fork server does without.
+    why
+        What came of them.
+    """
+    return f"{LEFT_OUT}{', '.join(modules)}: {why}"
 
 
 def client_argv(

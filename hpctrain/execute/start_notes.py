@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from hpctrain.execute.rank_forks import LEFT_OUT
 from hpctrain.log import log
 
 if TYPE_CHECKING:
@@ -53,13 +54,15 @@ class StartNotes:
             log(f"note: {nodes} cannot mount {pack.path}, and unpacked it: {reason}")
 
     def take_not_forked(self, reasons: Iterable[str]) -> None:
-        """Write down why ranks imported their modules themselves, each reason once in a run.
+        """Write down why ranks imported modules themselves, all or some, each reason once in a run.
 
         Not collective.
         """
         for reason in reasons:
             if reason not in self._not_forked:
                 self._not_forked.add(reason)
-                self._note("not-forked", reason=reason)
+                is_of_some = reason.startswith(LEFT_OUT)
+                self._note("not-preloaded" if is_of_some else "not-forked", reason=reason)
                 if self._is_verbose:
-                    log(f"note: each rank imports its modules itself: {reason}")
+                    of_all = "" if is_of_some else "each rank imports its modules itself: "
+                    log(f"note: {of_all}{reason}")

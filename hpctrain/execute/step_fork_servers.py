@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from hpctrain import environ
 from hpctrain.control.local_socket import new_socket_name
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
+from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, left_out, system_python
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.early_imports import with_imports
 from hpctrain.worker.threads import explain_binding
@@ -83,6 +83,7 @@ class StepForkServers(RankForks):
         given = tuple(reasons)
         super().note(given)
         if given and self._learnt:
+            super().note([left_out(self._learnt, given[0])])
             self._further = self._learnt = ()
 
     def _asked(self) -> str:

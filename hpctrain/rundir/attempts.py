@@ -147,6 +147,7 @@ _TEMPLATES = {
     "node-doubtful": "node {node} is used, but {reason}",
     "gave-up": "no further restart: {reason}",
     "not-forked": "each rank imports its modules itself: {reason}",
+    "not-preloaded": "{reason}",
     "environment-unpacked": "the packed environment is on {nodes}, by {by}",
     "requeue-refused": "Slurm did not queue job {job_id} again: {error}",
     "node-slow": "node {node} is slow since step {since_step}: steps take {factor} times as long",

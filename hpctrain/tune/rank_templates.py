@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hpctrain import environ
 from hpctrain.backend import modules_of_trials
 from hpctrain.execute.fork_server import ForkServers, rank_environment
+from hpctrain.execute.rank_forks import LEFT_OUT
 from hpctrain.launch.request import Submission
 from hpctrain.log import log_once
 from hpctrain.plan.modules import own_places
@@ -61,7 +62,8 @@ class RankTemplates:
             self._servers.pop(next(iter(self._servers))).close()
         name = servers.offer(environment)
         for reason in servers.take_reasons():
-            log_once(f"ranks of trials import for themselves: {reason}")
+            is_of_some = reason.startswith(LEFT_OUT)
+            log_once(f"{'' if is_of_some else 'ranks of trials import for themselves: '}{reason}")
         return name
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from hpctrain.execute.node_environment import Brought
+from hpctrain.execute.rank_forks import left_out
 from hpctrain.execute.start_notes import StartNotes
 
 EVERYWHERE = Brought(
@@ -81,3 +82,17 @@ def test_each_reason_why_ranks_are_not_forked_is_written_down_once(
         {"event": "not-forked", "reason": "a GPU"},
     ]
     assert len(capsys.readouterr().err.splitlines()) == 2 * is_verbose
+
+
+def test_modules_that_a_fork_server_leaves_out_are_named_once(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = left_out(["torch._dynamo", "wave"], "the import of wave starts a thread")
+    notes = make_notes(ledger)
+    for _ in range(2):
+        notes.take_not_forked([reason])
+    assert ledger == [{"event": "not-preloaded", "reason": reason}]
+    assert capsys.readouterr().err.splitlines() == [
+        "hpctrain: note: the fork server leaves out torch._dynamo, wave: the import of wave starts "
+        "a thread"
+    ]

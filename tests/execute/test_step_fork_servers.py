@@ -41,8 +41,9 @@ def test_after_ranks_were_not_forked_it_imports_what_it_did_at_first(
 ) -> None:
     servers.note([])
     servers.prepare_restart({"csv"})
-    servers.note(["the import of csv starts a thread"])
+    reason = "the import of csv starts a thread"
+    servers.note([reason])
     assert _asked(servers) == ["numpy"]
     servers.prepare_restart({"csv"})
     assert _asked(servers) == ["numpy"]
-    assert servers.take_reasons() == ["the import of csv starts a thread"]
+    assert servers.take_reasons() == [reason, f"the fork server leaves out csv: {reason}"]
