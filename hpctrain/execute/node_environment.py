@@ -220,7 +220,11 @@ class NodeEnvironment:
                 if not is_whole_job:
                     # On the others nothing would remove it. sbcast takes the nodes of a step too.
                     held = self._start(
-                        nodes, num_nodes, step_argv(timeouts.ENVIRONMENT_PACK_S), log
+                        nodes,
+                        num_nodes,
+                        step_argv(timeouts.ENVIRONMENT_PACK_S),
+                        # It prints while sbcast does, whose last line is why that failed.
+                        log.with_stem(f"{log.stem}-step"),
                     )
                     steps.callback(held.kill)
                     target = self._await_id(held, deadline)
@@ -242,11 +246,18 @@ class NodeEnvironment:
 
     def _await_id(self, step: StepProcess, deadline: Deadline) -> str:
         """Return the id of a step once it runs on a node."""
+        asking = Deadline(timeouts.STEP_REFUSAL_S)
         while not (found := read_step_id(step.last_lines(_ALL_LINES))):
             self._check_now_and_then()
-            if (status := step.wait(_LOOK_INTERVAL_S)) is not None or deadline.is_over:
-                why = "did not begin" if status is None else f"ended with {status}"
-                raise LaunchError(step.last_lines(1) or f"srun {why}")
+            status = step.wait(_LOOK_INTERVAL_S)
+            if deadline.is_over:
+                raise LaunchError(step.last_lines(1) or "srun did not begin")
+            if status is None:
+                continue
+            if asking.is_over or not is_refused_for_now(step.last_lines(_ALL_LINES)):
+                raise LaunchError(step.last_lines(1) or f"srun ended with {status}")
+            time.sleep(_LOOK_INTERVAL_S)
+            step.start_again()
         return found
 
     def _start(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,70 @@ def test_each_run_mounts_an_image_for_itself(tmp_path: Path):
     assert first.python != second.python
     assert Path(first.python).parents[3] == Path(second.python).parents[3]
     assert first.fork_client == first.python.replace("/env/bin/python", "/hpctrain-fork-client.py")
+
+
+# A step that only lasts prints its id; one that unpacks says so of its nodes.
+SRUN = r"""#!/bin/sh
+cd '{folder}'
+case "$*" in
+  *'exec sleep "$1"'*) echo >> asked; {held};;
+  *) echo "hpctrain-pack n1 ready"; echo "hpctrain-pack n2 ready"; exec sleep 600;;
+esac
+"""
+HELD = "echo 'hpctrain-step 7.1'; exec sleep 600"
+REFUSED = "echo 'srun: error: Unable to create step for job 7: {why}' >&2; exit 1"
+
+
+@pytest.fixture
+def bring(
+    pack: EnvironmentPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Brought]]:
+    """Bring it to two of the three nodes of a job whose srun and sbcast are scripts."""
+    environment = NodeEnvironment(pack)
+    for name, value in {"JOB_ID": "7", "JOB_NUM_NODES": "3"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def bring(*, held: str = HELD, sbcast: str = "") -> Brought:
+        programs = {"srun": SRUN.format(folder=tmp_path, held=held)}
+        programs["sbcast"] = f"#!/bin/sh\necho \"$@\" > '{tmp_path}/broadcast'\n{sbcast}\n"
+        for name, text in programs.items():
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
+        brought = environment.bring(["n1", "n2"], 2, log=tmp_path / "environment.out")
+        assert brought is not None
+        return brought
+
+    yield bring
+    environment.close()
+
+
+def test_a_step_of_some_nodes_that_slurm_refuses_for_now_is_asked_for_again(
+    bring: Callable[..., Brought], tmp_path: Path
+):
+    why = "Memory required by task is not available"
+    held = f"[ $(wc -l < asked) -gt 1 ] || {{ {REFUSED.format(why=why)}; }}; {HELD}"
+    brought = bring(held=held)
+    assert (brought.by, brought.why) == ("sbcast", "")
+    assert (tmp_path / "broadcast").read_text().startswith("--jobid=7.1 ")
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+
+
+def test_a_step_of_some_nodes_that_slurm_refuses_for_good_is_asked_for_once(
+    bring: Callable[..., Brought], tmp_path: Path
+):
+    brought = bring(held=REFUSED.format(why="Requested node configuration is not available"))
+    assert brought.by == "read"
+    assert "Requested node configuration is not available" in brought.why
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1
+    assert not (tmp_path / "broadcast").exists()
+
+
+def test_why_sbcast_failed_is_what_it_printed_and_nothing_of_the_step_of_its_nodes(
+    bring: Callable[..., Brought], tmp_path: Path
+):
+    # What it prints while sbcast runs, as when one of its nodes is late.
+    held = f"(while [ ! -e broadcast ]; do sleep 0.01; done; echo 'srun: late'; : > late) & {HELD}"
+    waits = f"while [ ! -e '{tmp_path}/late' ]; do sleep 0.01; done"
+    sbcast = f"echo 'sbcast: error: no space'; {waits}; exit 1"
+    assert bring(held=held, sbcast=sbcast).why == "sbcast: error: no space"
