@@ -11,12 +11,13 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.config import ExistingPolicy, RunConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, RunStoppedError
 from hpctrain.launch.storage import errors_of_storage
 from hpctrain.rundir.closed import describe_closed
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, has_sweep, read_record
+from hpctrain.tune.person_stops import read_stop_request
 from hpctrain.tune.place import is_begun
 from hpctrain.tune.trainable import Trainable, name_trainable
 
@@ -53,6 +54,27 @@ def has_job_ended(record: SweepRecord) -> bool:
         # Its trials have jobs of their own.
         return False
     return record.job_id is not None and (record.job_id, record.restarts) != here
+
+
+def refuse_stopped(paths: SweepPaths, record: SweepRecord) -> None:
+    """Refuse a sweep that a person has stopped, if it is Slurm that starts its job again.
+
+    Not collective. A person who starts it again lets it go on.
+
+    Raises
+    ------
+    RunStoppedError
+        If it is. The request stays.
+    """
+    is_same_job = record.job_id is not None and record.job_id == environ.variable("SLURM_JOB_ID")
+    if record.ended is not None or not is_same_job or environ.restart_count() <= record.restarts:
+        return
+    if read_stop_request(paths) is not None:
+        raise RunStoppedError(
+            f"sweep {paths.root.name} was stopped by hpctrain tune stop, and Slurm has started its "
+            f"job {record.job_id} again: nothing is run. To go on with it, submit the script as "
+            f"another job. Or remove {paths.stop_request} before this one is queued again."
+        )
 
 
 def find_paths(config: RunConfig, trainable: Trainable, policy: ExistingPolicy) -> SweepPaths:

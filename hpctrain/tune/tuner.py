@@ -22,7 +22,12 @@ from hpctrain.ray_names import INSTEAD_OF_FIELDS
 from hpctrain.rundir.files import remove_unfinished
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.tune.existing_sweep import errors_of_closed, has_job_ended, refuse_existing
+from hpctrain.tune.existing_sweep import (
+    errors_of_closed,
+    has_job_ended,
+    refuse_existing,
+    refuse_stopped,
+)
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.job_end import JobEnd
 from hpctrain.tune.ledger import (
@@ -109,8 +114,8 @@ class Tuner:
             If something is impossible, or a trial lacks the metric that none has reported so far.
         RunStoppedError
             If the job of this process is about to end, once the trials have stopped;
-            ``Tuner.restore()`` goes on in another one. Also if a person has stopped the sweep:
-            ``hpctrain tune stop``.
+            ``Tuner.restore()`` goes on in another one. Also if a person has stopped the sweep
+            (``hpctrain tune stop``), and if it is Slurm that starts the job of such a one again.
         KeyboardInterrupt
             After Ctrl-C, once the trials have stopped, unless they are jobs, which go on;
             ``Tuner.restore()`` goes on.
@@ -138,6 +143,7 @@ class Tuner:
             # Another tuner may have been at work since they were looked at.
             if record is not None:
                 record = read_record(paths)
+                refuse_stopped(paths, record)
             elif is_begun(paths):
                 refuse_existing(paths, plan.policy)
                 begin_anew(paths)

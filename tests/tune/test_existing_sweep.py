@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 
 from hpctrain import report
 from hpctrain.config import RunConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, RunStoppedError
 from hpctrain.tune import grid_search
 from hpctrain.tune.existing_sweep import find_paths, has_job_ended, is_to_go_on
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
+from hpctrain.tune.person_stops import request_stop
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.tune_config import TuneConfig
 from hpctrain.tune.tuner import Tuner
@@ -190,3 +192,40 @@ def test_a_tuner_counts_an_end_of_its_trials_only_in_another_start_of_a_job(
         assert (record.job_id, record.restarts) == ("7", int(restarts))
         tuner = Tuner.restore(tmp_path / "sweep", train)
     assert seen == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("job_id", "restarts", "runs"), [("7", "1", False), ("7", "0", True), ("8", "1", True)]
+)
+def test_slurm_does_not_start_again_what_a_person_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: str, restarts: str, runs: bool
+):
+    calls = tmp_path / "calls"
+
+    def train(settings: Mapping[str, Any]) -> None:
+        with calls.open("a") as file:
+            file.write("x")
+        report({"loss": 1.0})
+
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "local")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    Tuner(train, run_config=config(tmp_path)).fit()
+    paths = SweepPaths(root=tmp_path / "sweep")
+    # Its tuner died before the first trial had begun.
+    begun_so_far = paths.events.read_text().splitlines(keepends=True)[:2]
+    paths.events.write_text("".join(begun_so_far))
+    shutil.rmtree(paths.run("trial_00000"))
+    calls.unlink()
+    request_stop(paths, now=False)
+    monkeypatch.setenv("SLURM_JOB_ID", job_id)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    if runs:
+        assert len(Tuner.restore(paths.root, train).fit()) == 1
+    else:
+        with pytest.raises(RunStoppedError, match="Slurm has started its job 7 again") as caught:
+            Tuner.restore(paths.root, train).fit()
+        assert f"remove {paths.stop_request}" in str(caught.value)
+        assert paths.events.read_text() == "".join(begun_so_far)
+    assert calls.exists() is paths.run("trial_00000").exists() is runs
+    assert paths.stop_request.exists() is not runs
