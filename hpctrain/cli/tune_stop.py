@@ -10,6 +10,9 @@ from hpctrain.cli.options import NowOption
 from hpctrain.cli.tune_sweep import SweepArgument, find_trial, read_sweep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpctrain.rundir.paths import RunPaths
     from hpctrain.rundir.status import RunStatus
     from hpctrain.tune.ledger import SweepPaths, SweepRecord
     from hpctrain.tune.trial import Trial
@@ -75,28 +78,69 @@ def _is_over(trial: Trial, status: RunStatus | None) -> str | None:
 
 def _stop_sweep(paths: SweepPaths, record: SweepRecord, *, now: bool) -> str:
     """Stop all trials of a sweep and its tuner; return what was done, for a person."""
-    from hpctrain.launch.cancel import cancel_run
+    from hpctrain.launch.claim import find_claim
     from hpctrain.rundir.paths import RunPaths
-    from hpctrain.rundir.status import read_status
     from hpctrain.tune.person_stops import request_stop
     from hpctrain.tune.place import find_state
+    from hpctrain.tune.tuner_life import has_life
 
     name, state = paths.root.name, find_state(paths, record)
     if state == "ended":
         return f"{name} is ended; there is nothing to stop."
     request_stop(paths, now=now)
     resumes = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on."
-    if state == "running":
+    claim = find_claim(RunPaths(paths.root)) if state == "running" else None
+    if claim is not None and has_life(paths, claim):
         how = "ends them at once" if now else "stops them at their next reports"
         return f"asked the tuner of {name} to stop its trials, and itself: it {how}. {resumes}"
     # Its tuner has died, or was stopped before; trials do not end with it.
-    asked = []
-    for trial_id in record.trials:
-        run = RunPaths(paths.run(trial_id))
-        status = read_status(run)
-        if status is not None and not status.state.is_final:
-            cancel_run(run, now=now)
-            asked.append(trial_id)
+    asked = _stop_runs(paths, record, now=now)
     done = "ended" if now else "asked to stop at their next reports"
     which = f"{', '.join(asked)} were {done}" if asked else "none of its trials runs"
     return f"{name} has no tuner at work; {which}. {resumes}"
+
+
+def _stop_runs(paths: SweepPaths, record: SweepRecord, *, now: bool) -> list[str]:
+    """Stop the trials that run without a tuner; return their names.
+
+    Raises
+    ------
+    HpctrainError
+        The first of those that cannot be stopped from here, once all others are.
+    """
+    from functools import cache
+
+    from hpctrain.errors import HpctrainError
+    from hpctrain.launch.cancel import cancel_run
+    from hpctrain.launch.life import job_is_alive
+    from hpctrain.rundir.paths import RunPaths
+    from hpctrain.rundir.status import read_status
+
+    asked, errors, is_alive = [], [], cache(job_is_alive)
+    for trial_id in record.trials:
+        run = RunPaths(paths.run(trial_id))
+        status = read_status(run)
+        if status is None or not _may_run(run, status, is_alive):
+            continue
+        try:
+            cancel_run(run, now=now)
+            asked.append(trial_id)
+        except HpctrainError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return asked
+
+
+def _may_run(run: RunPaths, status: RunStatus, job_is_alive: Callable[[str], bool | None]) -> bool:
+    """Return whether an executor is at work on a run, as far as one look shows it."""
+    from hpctrain.errors import LaunchError
+    from hpctrain.launch.life import LifeTest
+
+    # Of jobs of their own cancel_run() finds it out.
+    if status.state.is_final or status.launcher == "slurm":
+        return not status.state.is_final
+    try:
+        return LifeTest(run, job_is_alive).look(status) is not False
+    except LaunchError:
+        return True

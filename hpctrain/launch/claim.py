@@ -76,13 +76,25 @@ class Claim:
         ----------
         job_is_alive
             Whether a job waits or runs according to Slurm; None if it has forgotten the job.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm does not answer.
         """
         owner = _parse_owner(self.owner)
         job_id, restarts = owner.get("job_id"), owner.get("restarts")
         if self.is_here or not isinstance(job_id, str) or not isinstance(restarts, int):
             return False
-        here = environ.variable("SLURM_CLUSTER_NAME")
-        if not is_job_id(job_id) or owner.get("cluster") != here:
+        cluster, here = owner.get("cluster"), environ.variable("SLURM_CLUSTER_NAME")
+        if not is_job_id(job_id):
+            return False
+        if cluster is not None and here is None:
+            # Slurm sets the variable in jobs alone.
+            from hpctrain.slurm.site_facts import find_cluster
+
+            here = find_cluster()
+        if cluster != here:
             return False
         if job_id == environ.variable("SLURM_JOB_ID"):
             return restarts < environ.restart_count()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError, LaunchError
@@ -147,6 +148,20 @@ def _find_partition(partitions: Sequence[PartitionFacts], name: str | None) -> P
     raise ConfigError(
         f"SlurmConfig(partition={name!r}): this cluster has {names}. Use one of these."
     )
+
+
+@cache
+def find_cluster() -> str | None:
+    """Return the name of the cluster whose controller is asked. Not collective.
+
+    Asked once: outside of jobs no variable has it.
+
+    Raises
+    ------
+    LaunchError
+        If the controller does not answer.
+    """
+    return parse_config(ask_slurm(_SHOW_CONFIG)).get("ClusterName")
 
 
 def parse_config(output: str) -> dict[str, str]:

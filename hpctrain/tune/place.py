@@ -32,11 +32,12 @@ from hpctrain.tune.person_stops import read_stop_request
 from hpctrain.tune.slots import Capacity, Slots
 from hpctrain.tune.trial import name_trial
 from hpctrain.tune.tune_config import TuneConfig
-from hpctrain.tune.tuner_life import TunerLife, has_life, shown_alive
+from hpctrain.tune.tuner_life import LeftSweeps, TunerLife, has_life, shown_alive
 from hpctrain.worker.bootstrap import visible_gpus
 
 TrialLauncher = Literal["local", "allocation", "slurm"]
 """How trials start: ``local``, ``allocation`` on the nodes of one, ``slurm`` as jobs."""
+_LEFT = LeftSweeps()
 
 
 @contextlib.contextmanager
@@ -121,9 +122,10 @@ def find_state(paths: SweepPaths, record: SweepRecord) -> str:
     """Return whether a sweep is ``running``, ``ended``, ``stopped`` or ``interrupted``.
 
     Not collective. It is stopped if a person has done so, and interrupted if its tuner stopped or
-    died before the end.
+    died before the end. One of another host counts as alive, unless its job is over.
     """
-    if find_claim(RunPaths(paths.root)) is not None:
+    claim = find_claim(RunPaths(paths.root))
+    if claim is not None and not _LEFT.has(paths, claim):
         return "running"
     if record.ended is not None:
         return "ended"

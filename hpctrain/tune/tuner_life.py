@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import threading
@@ -22,6 +23,7 @@ from hpctrain.rundir.reading import read_content
 from hpctrain.tune.ledger import SweepPaths
 
 _BEAT_S = 2.0
+_ASK_INTERVAL_S = 60.0
 
 
 class TunerLife:
@@ -136,6 +138,34 @@ def has_life(
         meanwhile()
         time.sleep(LOOK_INTERVAL_S)
     return False
+
+
+class LeftSweeps:
+    """Sweeps whose tuner was in a job that is over: Slurm is asked once a minute at most for each.
+
+    A controller that does not answer is asked of none of them for as long.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], tuple[float, bool]] = {}
+        self._silent_until = -math.inf
+
+    def has(self, paths: SweepPaths, claim: Claim) -> bool:
+        """Return whether the job of the tuner that holds a claim is over. Not collective.
+
+        One in no job, or of which that is not known, counts as alive.
+        """
+        key, now = (str(paths.root), claim.owner), time.monotonic()
+        asked_at, is_left = self._known.get(key, (-math.inf, False))
+        if is_left or now - asked_at < _ASK_INTERVAL_S or now < self._silent_until:
+            return is_left
+        try:
+            is_left = claim.was_left_by_job(job_is_alive)
+        except LaunchError:
+            self._silent_until = now + _ASK_INTERVAL_S
+            return False
+        self._known[key] = now, is_left
+        return is_left
 
 
 class TunerWatch:

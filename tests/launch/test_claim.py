@@ -17,6 +17,7 @@ import pytest
 from hpctrain.errors import LaunchError
 from hpctrain.launch.claim import claimed, find_claim, is_claimed, release_claim
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm import site_facts
 
 HOLD = """
 import sys, time
@@ -230,6 +231,25 @@ def test_a_claim_of_a_job_that_is_over_is_released(
         assert is_claimed(paths)
         release_claim(paths, claim)
         assert not is_claimed(paths)
+
+
+@pytest.mark.parametrize(("cluster", "is_left"), [("this", True), ("other", False), (None, True)])
+def test_outside_of_jobs_slurm_says_which_cluster_this_is(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, cluster: str | None, is_left: bool
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(site_facts, "ask_slurm", lambda argv: "ClusterName = this\n")
+    site_facts.find_cluster.cache_clear()
+    with claimed(paths):
+        (name,) = claims(paths)
+        file = paths.root / name / "owner"
+        of_job = {"host": "elsewhere", "job_id": "7", "restarts": 0, "cluster": cluster}
+        file.write_text(json.dumps({**json.loads(file.read_bytes()), **of_job}))
+        claim = find_claim(paths)
+        assert claim is not None
+        assert claim.was_left_by_job(lambda job_id: None) == is_left
+    site_facts.find_cluster.cache_clear()
 
 
 def test_a_claim_of_this_host_is_held_as_long_as_its_process_lives(paths: RunPaths) -> None:

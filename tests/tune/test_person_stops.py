@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from hpctrain import RunStoppedError
 from hpctrain.cli.main import app
+from hpctrain.launch import cancel
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.tune import tuner_life
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.overview import read_overview
@@ -25,6 +29,7 @@ from hpctrain.tune.place import find_state
 from hpctrain.tune.trial import Trial, TrialState
 from tests.tune.played import FakeRunner, Script, make_sweep, states
 from tests.tune.test_sweep import _Own
+from tests.tune.test_tuner_life import PlayedTime, claim_from_elsewhere
 from tests.waiting import wait_until
 
 TIMEOUT_S = 120.0
@@ -136,6 +141,51 @@ def test_the_trials_of_a_sweep_without_a_tuner_are_stopped_themselves(tmp_path: 
     assert SweepPaths(root=tmp_path).stop_mark("trial_00002").exists()
     ledger.append("sweep-ended", reason="")
     assert "is ended; there is nothing to stop" in tune_stop(tmp_path)
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_the_trials_of_a_tuner_that_died_elsewhere_are_stopped_themselves(
+    now: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", metric="loss", mode="min", seed=3, launcher="slurm")
+    job = {"state": RunState.SUBMITTED, "launcher": "slurm"}
+    of_trials: list[dict[str, Any]] = [
+        {"state": RunState.RUNNING, "launcher": "local", "owner_host": "login1", "owner_pid": 7},
+        # The host is this one, and its executor is gone.
+        {
+            "state": RunState.RUNNING,
+            "launcher": "local",
+            "owner_host": socket.gethostname(),
+            "owner_pid": 2**22 + 1,
+        },
+        {**job, "job_id": "71"},
+        {**job, "job_id": "72"},
+    ]
+    runs = []
+    for number, status in enumerate(of_trials):
+        name = f"trial_{number:05d}"
+        ledger.add_trial(Trial(trial_id=name, config={}))
+        ledger.append("trial-started", trial=name)
+        runs.append(RunPaths(tmp_path / name))
+        runs[-1].root.mkdir()
+        write_status(runs[-1], RunStatus(name=name, **status))
+    claim_from_elsewhere(tmp_path)
+    clock = PlayedTime()
+    monkeypatch.setattr(tuner_life, "time", clock)
+    ended: list[str] = []
+    monkeypatch.setattr(cancel, "find_job", lambda job_id: None)
+    monkeypatch.setattr(cancel, "end_job", lambda paths, job_id, **_: ended.append(job_id) or "")
+    result = CliRunner().invoke(app, ["tune", "stop", str(tmp_path), *(["--now"] if now else [])])
+    assert 60 <= clock.now < 70
+    assert [run.stop_request.exists() for run in runs] == [True, False, not now, not now]
+    assert ended == (["71", "72"] if now else [])
+    if now:
+        # What can be ended from here is ended.
+        assert result.exit_code == 2
+        assert "trial_00000 is run by process 7 on login1" in result.stderr
+    else:
+        assert "has no tuner at work; trial_00000, trial_00002, trial_00003 were" in result.stderr
 
 
 SCRIPT = """

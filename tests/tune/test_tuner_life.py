@@ -13,17 +13,17 @@ import pytest
 
 import hpctrain
 from hpctrain import ConfigError, RunConfig, tune
-from hpctrain.errors import RunStoppedError, SupersededError
+from hpctrain.errors import LaunchError, RunStoppedError, SupersededError
 from hpctrain.launch import life
 from hpctrain.launch.claim import find_claim, release_claim
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
-from hpctrain.tune import local_runner, tuner_life
+from hpctrain.tune import local_runner, place, tuner_life
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.local_runner import LocalRunner
-from hpctrain.tune.place import held
+from hpctrain.tune.place import find_state, held
 from hpctrain.tune.trial import Trial
 from tests.tune.played import FakeRunner, Script, make_sweep, states
 from tests.waiting import wait_until
@@ -53,12 +53,12 @@ class PlayedTime:
         return time.time()
 
 
-def claim_from_elsewhere(root: Path) -> Path:
-    """Leave the claim of a tuner of another host."""
+def claim_from_elsewhere(root: Path, **job: object) -> Path:
+    """Leave the claim of a tuner of another host, in a job if one is given."""
     claim = root / ".claim-9"
     claim.mkdir()
     owner = {"host": "node-that-is-gone", "pid": 7, "start": 1, "time": 1.0, "token": "t"}
-    (claim / "owner").write_text(json.dumps(owner))
+    (claim / "owner").write_text(json.dumps({**owner, **job}))
     return claim
 
 
@@ -249,10 +249,7 @@ def test_who_follows_a_sweep_notices_that_its_tuner_died_elsewhere(
 def test_a_tuner_whose_job_is_over_is_gone_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = claim_from_elsewhere(tmp_path)
-    owner = json.loads((claim / "owner").read_text())
-    cluster = {"job_id": "77", "restarts": 0, "cluster": "c"}
-    (claim / "owner").write_text(json.dumps({**owner, **cluster}))
+    claim_from_elsewhere(tmp_path, job_id="77", restarts=0, cluster="c")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
     asked: list[str] = []
 
@@ -268,3 +265,30 @@ def test_a_tuner_whose_job_is_over_is_gone_at_once(
     again = tuner_life.TunerWatch(SweepPaths(root=tmp_path), longest_gap_s=30.0)
     with pytest.raises(RunStoppedError, match="was in a job that is over"):
         again.check()
+
+
+def test_a_sweep_whose_tuner_was_in_a_job_that_is_over_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, clock = SweepPaths(root=tmp_path), PlayedTime()
+    SweepLedger(paths=paths).append("sweep-started", seed=0)
+    claim_from_elsewhere(tmp_path, job_id="77", restarts=0, cluster="c")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    monkeypatch.setattr(tuner_life, "time", clock)
+    monkeypatch.setattr(place, "_LEFT", tuner_life.LeftSweeps())
+    answers: list[bool | None] = [True, None]
+
+    def ask(job_id: str) -> bool | None:
+        assert job_id == "77"
+        if clock.now < 10:
+            raise LaunchError("the controller does not answer")
+        return answers.pop(0)
+
+    monkeypatch.setattr(tuner_life, "job_is_alive", ask)
+    seen = []
+    for _ in range(20):
+        seen.append(find_state(paths, read_record(paths)))
+        clock.sleep(10)
+    # Slurm is asked when it has been silent for a minute, and again a minute later.
+    assert seen == [*12 * ["running"], *8 * ["interrupted"]]
+    assert not answers
