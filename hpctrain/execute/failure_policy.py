@@ -132,15 +132,6 @@ def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decisi
     )
 
 
-def may_restart(history: History, config: FailureConfig) -> bool:
-    """Return whether ranks would start again after one more failure of theirs.
-
-    Not collective.
-    """
-    had = history.failures.get(FailureKind.WORKER, 0)
-    return config.max_failures == -1 or had < config.max_failures
-
-
 def interpret_signal(name: str, job: Job | None, *, now: float, notice_s: float) -> StopNotice:
     """Return what a signal that a run got from outside means.
 

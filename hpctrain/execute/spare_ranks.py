@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError
-from hpctrain.execute.failure_policy import may_restart
 from hpctrain.execute.process import StepProcess
 from hpctrain.log import log as print_note
 from hpctrain.own_time import Deadline
+from hpctrain.rundir.history import FailureKind, History
 from hpctrain.worker.import_stamps import stamp
 
 if TYPE_CHECKING:
     from hpctrain.config import FailureConfig
     from hpctrain.plan.launch_plan import LaunchPlan
-    from hpctrain.rundir.history import History
 
 _MOST_UNUSED = 3
 # Those of a new step would not come sooner.
@@ -176,6 +175,15 @@ class SpareRanks:
             self.give_up(f"{self._num_unused} steps in a row could not be used")
 
 
+def may_restart(history: History, config: FailureConfig) -> bool:
+    """Return whether ranks would start again after one more failure of theirs.
+
+    Not collective.
+    """
+    had = history.failures.get(FailureKind.WORKER, 0)
+    return config.max_failures == -1 or had < config.max_failures
+
+
 def spare_ranks_for(
     plan: LaunchPlan, config: FailureConfig, history: Callable[[], History]
 ) -> SpareRanks | None:
@@ -193,8 +201,6 @@ def spare_ranks_for(
     """
     is_possible = plan.in_job and not plan.is_slice and environ.wants_fork_server()
     if not is_possible or plan.container is not None or plan.environment_pack is not None:
-        return None
-    if config.max_failures == 0:
         return None
     return SpareRanks(lambda: may_restart(history(), config))
 

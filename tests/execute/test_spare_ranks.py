@@ -13,10 +13,9 @@ from hpctrain.config import FailureConfig
 from hpctrain.control.hub import Hub
 from hpctrain.errors import LaunchError
 from hpctrain.execute import spare_ranks
-from hpctrain.execute.failure_policy import may_restart
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.process import StepProcess
-from hpctrain.execute.spare_ranks import SpareRanks, spare_ranks_for
+from hpctrain.execute.spare_ranks import SpareRanks, may_restart, spare_ranks_for
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.rundir.paths import RunPaths
 from tests.plans import make_plan
@@ -201,33 +200,29 @@ def test_a_step_that_cannot_be_started_is_not_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("fields", "failures", "waits"),
+    ("fields", "waits"),
     [
-        ({"launcher": "allocation"}, 1, True),
-        ({"launcher": "slurm"}, -1, True),
-        ({"launcher": "allocation"}, 0, False),
-        ({"launcher": "local"}, 1, False),
-        ({"launcher": "allocation", "is_slice": True}, 1, False),
+        ({"launcher": "allocation"}, True),
+        ({"launcher": "slurm"}, True),
+        ({"launcher": "local"}, False),
+        ({"launcher": "allocation", "is_slice": True}, False),
     ],
 )
-def test_ranks_wait_in_jobs_whose_runs_may_start_again(
-    fields: dict[str, Any], failures: int, waits: bool
-) -> None:
-    found = spare_ranks_for(
-        replace(make_plan("slurm"), **fields),
-        FailureConfig(max_failures=failures),
-        lambda: History(),
-    )
+def test_ranks_wait_in_jobs(fields: dict[str, Any], waits: bool) -> None:
+    plan = replace(make_plan("slurm"), **fields)
+    found = spare_ranks_for(plan, FailureConfig(max_failures=1), History)
     assert (found is not None) == waits
 
 
 def test_ranks_that_import_for_themselves_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCTRAIN_FORK_SERVER", "0")
     plan = make_plan("allocation")
-    assert spare_ranks_for(plan, FailureConfig(max_failures=1), lambda: History()) is None
+    assert spare_ranks_for(plan, FailureConfig(max_failures=1), History) is None
 
 
-@pytest.mark.parametrize(("had", "most", "may"), [(0, 1, True), (1, 1, False), (9, -1, True)])
+@pytest.mark.parametrize(
+    ("had", "most", "may"), [(0, 0, False), (0, 1, True), (1, 1, False), (9, -1, True)]
+)
 def test_ranks_may_start_again_as_often_as_their_budget_says(
     had: int, most: int, may: bool
 ) -> None:
