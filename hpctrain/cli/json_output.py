@@ -6,6 +6,7 @@ A field may be added; a removal, a rename or another meaning raises `FORMAT`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -560,12 +561,23 @@ def _object(fields: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
 
 
 def print_json(content: Any) -> None:
-    """Print the output of a verb, with the version of its schema, on stdout."""
+    """Print the output of a verb, with the version of its schema, on stdout.
+
+    Numbers that are not finite become null (RFC 8259, section 6: JSON has none).
+    """
     if isinstance(content, list):
         content = [{"format": FORMAT, **each} for each in content]
     else:
         content = {"format": FORMAT, **content}
-    print(json.dumps(content, indent=2, default=str))
+    print(json.dumps(_finite(content), indent=2, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

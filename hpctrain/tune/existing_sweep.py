@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.config import ExistingPolicy, RunConfig
 from hpctrain.errors import ConfigError, RunStoppedError
+from hpctrain.launch.life import LOOK_INTERVAL_S, QUIET_S, LifeTest, job_is_alive
+from hpctrain.launch.settle import read_settled_status
 from hpctrain.launch.storage import errors_of_storage
+from hpctrain.log import log
 from hpctrain.rundir.closed import describe_closed
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, has_sweep, read_record
 from hpctrain.tune.person_stops import read_stop_request
@@ -152,3 +158,55 @@ def refuse_existing(paths: SweepPaths, policy: ExistingPolicy) -> None:
             f"Tuner.restore({str(paths.root)!r}, trainable).fit()   Or choose another "
             f"RunConfig(name=...), or existing='restart', which moves it aside."
         )
+
+
+def refuse_live(paths: SweepPaths) -> None:
+    """Refuse to move a sweep aside whose trials outlive its tuner. Not collective.
+
+    Those of another host are watched at the same time, until it is known of each.
+
+    Raises
+    ------
+    ConfigError
+        If a trial runs, or its job waits.
+    LaunchError
+        If Slurm does not answer what becomes of a job.
+    """
+    runs = [RunPaths(root) for root in sorted(paths.root.glob("trial_*")) if root.is_dir()]
+    if live := _find_live(runs):
+        raise ConfigError(
+            f"the sweep {paths.root} has no tuner, but trials that still run: {', '.join(live)}. "
+            f"Only a sweep that is over can be begun anew (existing='restart'). Stop them with: "
+            f"hpctrain tune stop {shlex.quote(str(paths.root))}   Or choose another "
+            f"RunConfig(name=...)."
+        )
+
+
+def _find_live(runs: Iterable[RunPaths]) -> list[str]:
+    """Return the names of the runs that an executor is, or will be, at work on."""
+    begun, has_logged, ask = time.monotonic(), False, cache(job_is_alive)
+    unknown, live = {run: LifeTest(run, ask) for run in runs if not _is_over(run)}, []
+    while unknown:
+        for run, life in list(unknown.items()):
+            status = read_status(run)
+            is_live = False if status is None else life.look(status)
+            if is_live is not None:
+                del unknown[run]
+                live += [run.root.name] if is_live else []
+        if live:
+            break
+        if unknown and not has_logged and time.monotonic() - begun >= QUIET_S:
+            has_logged = True
+            log(
+                f"{len(unknown)} trials of the earlier sweep run on another host, or their "
+                f"executors have died. Waiting for them to write status.json, for twice the "
+                f"node_timeout_s of their FailureConfig at most."
+            )
+        time.sleep(LOOK_INTERVAL_S if unknown else 0)
+    return live
+
+
+def _is_over(run: RunPaths) -> bool:
+    # What a killed tuner was submitting is asked of Slurm.
+    status = read_settled_status(run)
+    return status is None or status.state.is_final

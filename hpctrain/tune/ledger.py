@@ -289,9 +289,8 @@ def put_configs(paths: SweepPaths, record: SweepRecord) -> None:
         If others could have written a pickle, or one is gone.
     """
     for trial_id, trial in record.trials.items():
-        last = trial.origins[-1].transfer.number if trial.origins else 0
-        if (trial_id, last) in record.in_pickles:
-            trial.config = _read_config(paths, trial_id, last)
+        if (trial_id, trial.config_number) in record.in_pickles:
+            trial.config = _read_config(paths, trial_id, trial.config_number)
         coming = trial.transfer
         if coming is not None and (trial_id, coming.number) in record.in_pickles:
             config = _read_config(paths, trial_id, coming.number)

@@ -147,7 +147,9 @@ class Trial:
     trial_id: str
     """Name of its run."""
     config: Mapping[str, Any]
-    """A variant of ``param_space``."""
+    """A variant of ``param_space``, or what a transfer has made of it."""
+    config_number: int = 0
+    """Number of the transfer that has made it; 0 if none has."""
     state: TrialState = TrialState.PENDING
     slot: Slot = field(default_factory=Slot)
     """What it has, or had when it last ran."""
@@ -221,7 +223,8 @@ class Trial:
 
         Not collective.
         """
-        self.config, self.transfer = origin.transfer.config, None
+        self.config, self.config_number = origin.transfer.config, origin.transfer.number
+        self.transfer = None
         self.origins = (*self.origins, origin)
         # What another one has saved is no progress of this one.
         self.saved = origin.transfer.iteration

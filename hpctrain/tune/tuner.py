@@ -26,6 +26,7 @@ from hpctrain.tune.existing_sweep import (
     errors_of_closed,
     has_job_ended,
     refuse_existing,
+    refuse_live,
     refuse_stopped,
 )
 from hpctrain.tune.interruptions import Interruptions
@@ -146,6 +147,7 @@ class Tuner:
                 refuse_stopped(paths, record)
             elif is_begun(paths):
                 refuse_existing(paths, plan.policy)
+                refuse_live(paths)
                 begin_anew(paths)
             spent_s = 0.0 if record is None else record.earlier_s + max(record.last_s, lived_s)
             sweep = Sweep(

@@ -131,8 +131,8 @@ def check_space(space: object) -> None:
     Raises
     ------
     ConfigError
-        If it is not a dict with names as keys, a grid has no values, or a domain is where none is
-        looked for.
+        If it is not a dict with names as keys, a grid has no values, a domain is where none is
+        looked for, or two have the same name.
     """
     if not isinstance(space, Mapping):
         raise ConfigError(
@@ -149,6 +149,13 @@ def check_space(space: object) -> None:
             f"domains are found in dicts, lists, tuples and dataclasses. Put it into one of them."
         )
     _find_grids(space)
+    shown_paths: dict[str, Path] = {}
+    for path, _ in find_unresolved(space):
+        if shown_paths.setdefault(show_path(path), path) != path:
+            raise ConfigError(
+                f"param_space has two parameters of the name {show_path(path)}: one at "
+                f"{shown_paths[show_path(path)]} and one at {path}. Rename one."
+            )
 
 
 def show_path(path: Path) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpctrain.cli.json_output import FIELDS, FORMAT, schema
+from hpctrain.cli.json_output import FIELDS, FORMAT, print_json, schema
 
 PAGE = Path(__file__).parents[2] / "docs" / "json-output.rst"
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -146,3 +147,9 @@ def test_every_verb_with_json_has_a_schema() -> None:
             "tune status",
         )
     }
+
+
+def test_numbers_that_are_not_finite_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"metrics": {"loss": math.nan, "all": [1.5, -math.inf], "pair": (math.inf, 2)}})
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed["metrics"] == {"loss": None, "all": [1.5, None], "pair": [None, 2]}

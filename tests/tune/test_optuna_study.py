@@ -304,6 +304,24 @@ def _train_if(config: dict[str, Any]) -> None:
         raise RuntimeError("not yet")
 
 
+def test_constants_that_a_storage_cannot_hold_hinder_no_trial_that_runs_again(
+    tmp_path: Path,
+) -> None:
+    def ask(trial: Any) -> dict[str, Any]:
+        trial.suggest_float("x", -3, 3)
+        return {"kind": Path, "many": [Path]}
+
+    search = OptunaSearch(space=ask, storage=f"sqlite:///{tmp_path}/study.db", seed=1)
+    search.set_search_properties("loss", "min", {})
+    config = dict(search.suggest("t0") or {})
+    assert config["kind"] is Path
+    search.on_trial_complete("t0", None, error=True)
+    search.retry_trial("t0", config)
+    search.on_trial_complete("t0", {"loss": 2.0})
+    assert search._study is not None
+    assert search._study.study.best_params == {"x": config["x"]}
+
+
 def test_a_sweep_that_resumes_what_failed_tells_optuna_of_it(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     tune.Tuner(

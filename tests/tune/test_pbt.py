@@ -363,3 +363,16 @@ def test_a_wrong_setting_is_refused_with_what_is_needed(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_it()
+
+
+@pytest.mark.parametrize(("lost", "name"), [("lr", "lr"), ("inside", "inside/size")])
+def test_a_configuration_that_lost_what_is_changed_is_refused(lost: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"returned a configuration without {name}, which"):
+        explore(
+            {"lr": 0.1, "inside": {"size": 3}},
+            {"lr": tune.uniform(0, 1), "inside": {"size": [1, 3]}},
+            resample_probability=0.5,
+            factors=(0.8, 1.2),
+            custom=lambda config: {"inside": {}, **{k: config[k] for k in config if k != lost}},
+            rng=random.Random(0),
+        )

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError, tune
-from hpctrain.tune.ledger import SweepPaths, put_configs, read_record
+from hpctrain.tune.ledger import SweepLedger, SweepPaths, put_configs, read_record
 from hpctrain.tune.node_slots import NodeShare, NodeSlots
 from hpctrain.tune.schedulers import Exploit, PopulationBasedTraining
 from hpctrain.tune.slots import Capacity, Need, Slots
 from hpctrain.tune.sweep import Sweep
-from hpctrain.tune.trial import Trial, TrialState
+from hpctrain.tune.trial import Transfer, Trial, TrialState
 from tests.tune.played import FakeRunner, make_sweep, states
 from tests.tune.played_population import (
     LENGTH,
@@ -292,6 +292,35 @@ def test_configurations_that_json_cannot_hold_come_with_a_transfer(tmp_path: Pat
     perturbed = [trial for trial in record.trials.values() if trial.origins]
     assert perturbed
     assert all(trial.config["function"] is abs for trial in perturbed)
+
+
+def test_a_trial_that_begins_anew_keeps_what_a_transfer_has_made_of_its_configuration(
+    tmp_path: Path,
+) -> None:
+    paths = SweepPaths(root=tmp_path)
+    ledger = SweepLedger(paths=paths)
+    ledger.append("sweep-started", seed=0)
+    for number in range(2):
+        ledger.add_trial(Trial(trial_id=f"trial_{number:05d}", config={"function": abs}))
+    trial = Trial(trial_id="trial_00000", config={"function": abs})
+    transfer = Transfer(
+        number=1,
+        time=1.0,
+        donor="trial_00001",
+        checkpoint="000001",
+        iteration=1,
+        seconds=1.0,
+        config={"function": max},
+    )
+    ledger.add_transfer(trial, transfer)
+    ledger.append("trial-cloned", trial="trial_00000", report=1, attempt=1)
+    ledger.append("trial-failed", trial="trial_00000", reason="died")
+    ledger.append("trial-retry", trial="trial_00000", anew=True)
+    record = read_record(paths)
+    assert not record.trials["trial_00000"].origins
+    put_configs(paths, record)
+    assert record.trials["trial_00000"].config == {"function": max}
+    assert record.trials["trial_00001"].config == {"function": abs}
 
 
 def _damaged(lines: Sequence[str], kind: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,10 @@ from hpctrain import (
 )
 from hpctrain.cli.tune import to_json
 from hpctrain.errors import DamagedFileError
+from hpctrain.execute.process import process_start_time
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.states import RunState
+from hpctrain.rundir.status import read_status, write_status
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.overview import read_overview
 from hpctrain.tune.schedulers import ASHAScheduler
@@ -665,6 +669,36 @@ def test_a_sweep_begins_anew_if_it_is_to(tmp_path: Path) -> None:
     assert grids[1][0].config == {"x": 2}
     (aside,) = [path for path in tmp_path.iterdir() if path.name != "sweep"]
     assert read_record(SweepPaths(root=aside)).trials["trial_00000"].config == {"x": 1}
+
+
+def test_a_sweep_whose_trials_still_run_does_not_begin_anew(tmp_path: Path) -> None:
+    def fit() -> None:
+        config = quiet(tmp_path, existing="restart")
+        tune.Tuner(noop, param_space={"x": tune.grid_search([1, 2])}, run_config=config).fit()
+
+    fit()
+    run = RunPaths(tmp_path / "sweep/trial_00001")
+    status = read_status(run)
+    assert status is not None
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as executor:
+        host = socket.gethostname()
+        started = process_start_time(executor.pid)
+        write_status(
+            run,
+            replace(
+                status,
+                state=RunState.RUNNING,
+                owner_host=host,
+                owner_pid=executor.pid,
+                owner_start=started or 0,
+            ),
+        )
+        with pytest.raises(ConfigError, match=r"trials that still run: trial_00001\..*tune stop"):
+            fit()
+        assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
+    # It has died, and its sweep is moved aside as any other.
+    fit()
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_importing_tune_loads_nothing_heavy() -> None:

@@ -545,3 +545,14 @@ def test_the_callback_of_trees_is_there_by_the_name_of_ray_tune(framework: str) 
     ours = import_module(f"hpctrain.{framework}").TrainReportCallback
     module = import_module(f"hpctrain.tune.integration.{framework}")
     assert module.TuneReportCheckpointCallback is ours
+
+
+def test_parameters_of_one_name_are_refused() -> None:
+    uniform = tune.uniform(0, 1)
+    for space in (
+        {"a/b": uniform, "a": {"b": uniform}},
+        {"a": {"b/c": uniform, "b": {"c": uniform}}},
+    ):
+        with pytest.raises(ConfigError, match=r"two parameters of the name a/b.*Rename one"):
+            check_space(space)
+    check_space({"a/b": uniform, "a": {"c": uniform}})

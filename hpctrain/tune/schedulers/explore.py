@@ -128,6 +128,11 @@ def explore(
         raise ConfigError(
             f"custom_explore_fn returned {shown(found)}. Return the configuration, a dict."
         )
+    if lost := _find_lost(mutations, found):
+        raise ConfigError(
+            f"custom_explore_fn returned a configuration without {show_path(lost)}, which "
+            f"hyperparam_mutations changes. Change what it is called with, and return that."
+        )
     for path, domain in find_unresolved(found):
         raise ConfigError(
             f"custom_explore_fn returned {shown(domain)} as {show_path(path)}. Return a value that "
@@ -160,6 +165,17 @@ def _explore(
         else:
             changed[name] = _of_its_kind(old, _multiply(old, rng.choice(factors), here))
     return changed
+
+
+def _find_lost(mutations: Mapping[str, Any], config: Any, path: Path = ()) -> Path:
+    """Return the path of a hyperparameter that a configuration lacks; empty if it has all."""
+    for name, values in mutations.items():
+        if not isinstance(config, Mapping) or name not in config:
+            return (*path, name)
+        is_nested = isinstance(values, Mapping)
+        if is_nested and (lost := _find_lost(values, config[name], (*path, name))):
+            return lost
+    return ()
 
 
 def _draw(values: Any, path: Path, rng: random.Random) -> Any:

@@ -11,6 +11,7 @@ from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.metric_names import find_float, find_number
+from hpctrain.tune.plain import is_plain
 from hpctrain.tune.search.optuna_arguments import (
     SEEDS,
     check_pruner,
@@ -285,7 +286,7 @@ class OptunaSearch(Searcher):
                 }
             if not is_retried and self._begun.take_back(trial_id, chosen, value_of=self._value):
                 return
-            self._begun.enqueue(chosen)
+            self._enqueue(chosen)
             self._ask(trial_id)
             params = self._begun[trial_id].params
             changed = [name for name in params if not is_same(params[name], chosen.get(name))]
@@ -304,6 +305,14 @@ class OptunaSearch(Searcher):
                 f"({', '.join(changed)}), and does not learn from it. Choose from text and "
                 f"numbers, which are found again."
             )
+
+    def _enqueue(self, chosen: Mapping[str, Any]) -> None:
+        try:
+            self._begun.enqueue(chosen)
+        except TypeError:
+            # A storage holds JSON: no constant that a space has returned beside what it asked for.
+            plain = {name: value for name, value in chosen.items() if is_plain(value)}
+            self._begun.enqueue(plain)
 
     def _draw_on(self) -> None:
         """Let the sampler not repeat its draws: what is enqueued does not advance it."""
