@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ class Hub:
         self._memory = MemoryWatch()
         self._meter: NodeMeter | None = None
         self._use: dict[str, dict[str, Any]] = {}
-        self._waiting: Counter[str] = Counter()
+        self._waiting: defaultdict[str, list[bytes]] = defaultdict(list)
 
     def listen_locally(self, name: str, *, measures: bool = True) -> None:
         """Accept ranks of this machine and user, which connect to a local socket of that name.
@@ -228,8 +228,8 @@ class Hub:
         """Number of ranks that are connected and have not sent that they leave."""
         return len(self._peer_of)
 
-    def num_waiting(self, spare: str) -> int:
-        """Return how many of some ranks have come that wait until their attempt begins."""
+    def waiting(self, spare: str) -> list[bytes]:
+        """Return what those of some ranks have sent that wait until their attempt begins."""
         return self._waiting[spare]
 
     @property
@@ -300,7 +300,9 @@ class Hub:
     def _take(self, peer: _Peer, frames: list[Frame]) -> list[Frame]:
         peer.last_heard = self._time.now
         # Of an attempt that has not begun.
-        self._waiting.update(str(f.header.get("spare")) for f in frames if f.op == "waiting")
+        for frame in frames:
+            if frame.op == "waiting":
+                self._waiting[str(frame.header.get("spare"))].append(frame.body)
         events = [frame for frame in frames if frame.header.get("attempt") == self._attempt]
         for frame in events:
             self._note(peer, frame)

@@ -142,17 +142,17 @@ class NodeAgents:
             raise
         return self._hub
 
-    def num_waiting(
+    def waiting(
         self, placement: Placement, idle_nodes: Sequence[str], *, spare: str
-    ) -> int | None:
-        """Return how many ranks wait for an attempt; None if its nodes need other agents.
+    ) -> list[bytes] | None:
+        """Return what ranks have sent that wait; None if the nodes of an attempt need other agents.
 
         Not collective.
         """
         nodes = frozenset((*placement.nodes, *idle_nodes))
         if self._hub is None or not self._are_there(nodes):
             return None
-        return self._hub.num_waiting(spare)
+        return self._hub.waiting(spare)
 
     def give_slot_up(self, reason: str) -> None:
         """Start in no step of a slot from here on, nor in one that waited. Not collective."""

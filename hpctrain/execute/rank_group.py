@@ -174,7 +174,7 @@ class RankGroup(CallsFunctions):
             (self.attempt, self._how.mpi, self.placement),
             size=len(self),
             log=self._paths.launcher_log(self.attempt),
-            count=lambda name: agents.num_waiting(self.placement, self._idle_nodes, spare=name),
+            find=lambda name: agents.waiting(self.placement, self._idle_nodes, spare=name),
         )
 
     def _prepare_spare(self, spare: SpareRanks, agents: NodeAgents) -> None:

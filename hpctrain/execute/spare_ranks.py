@@ -8,9 +8,10 @@ They are an offer: where they have not come, an attempt starts a step as if ther
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,7 +96,12 @@ class SpareRanks:
             self.give_up(str(error))
 
     def take(
-        self, made_for: object, *, size: int, log: Path, count: Callable[[str], int | None]
+        self,
+        made_for: object,
+        *,
+        size: int,
+        log: Path,
+        find: Callable[[str], Sequence[bytes] | None],
     ) -> StepProcess | None:
         """Return the step of the ranks that have waited for an attempt; None if there is none.
 
@@ -109,13 +115,14 @@ class SpareRanks:
             Number of its ranks.
         log
             What the file with their output is to be.
-        count
-            Returns how many of some ranks have come to the agents; None where others are needed.
+        find
+            Returns what those of some ranks have sent that have come to the agents; None where
+            other agents are needed. One rank has sent when what it has imported was changed.
         """
         self._settled, self._has_begun, self.taken = None, False, ""
         if self._step is None:
             return None
-        name, reason = self._name, self._why_not(made_for, size, count(self._name))
+        name, reason = self._name, self._why_not(made_for, size, find(self._name))
         if reason is None:
             try:
                 os.rename(self._step.log, log)
@@ -146,7 +153,7 @@ class SpareRanks:
         # The interpreter waits for it, as this is no daemon.
         threading.Thread(target=step.kill, name="hpctrain-spare").start()
 
-    def _why_not(self, made_for: object, size: int, waiting: int | None) -> str | None:
+    def _why_not(self, made_for: object, size: int, waiting: Sequence[bytes] | None) -> str | None:
         """Return why the ranks cannot be those of an attempt; empty if that needs no words."""
         assert self._step is not None
         if self._made_for != made_for or waiting is None:
@@ -154,11 +161,13 @@ class SpareRanks:
         if self._step.returncode() is not None:
             return f"their step has ended{self._last_words()}"
         is_late = self._expected.is_over or self._step.last_lines()
-        if waiting < size and is_late:
-            return f"{waiting} of {size} have come{self._last_words()}"
-        if any(stamp(place) != then for place, then in self._places.items()):
-            return ""
-        return None
+        if len(waiting) < size and is_late:
+            return f"{len(waiting)} of {size} have come{self._last_words()}"
+        stamps = self._places
+        for content in filter(None, waiting):
+            stamps = {**json.loads(content), **stamps}
+        # What ranks import later would not belong to what these have.
+        return "" if any(stamp(path) != then for path, then in stamps.items()) else None
 
     def _last_words(self) -> str:
         assert self._step is not None

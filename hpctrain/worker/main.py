@@ -248,10 +248,20 @@ def _await_begin(link: Link, argv: list[str]) -> None:
     """Wait until the attempt of this rank begins, if it was started before that."""
     for word in argv[4:]:
         if word.startswith(SPARE):
-            link.post("waiting", spare=word.removeprefix(SPARE))
+            # All ranks have imported the same.
+            stamps = _import_stamps() if environ.launched_rank() <= 0 else b""
+            link.post("waiting", stamps, spare=word.removeprefix(SPARE))
             command = link.next_command()
             if command is None or command.op != "begin":
                 _exit(0)
+
+
+def _import_stamps() -> bytes:
+    """Return when the files were changed that this process has imported, in JSON by path."""
+    from hpctrain.worker.import_stamps import ImportStamps
+    from hpctrain.worker.preload import origins
+
+    return json.dumps(ImportStamps(()).after(origins())).encode()
 
 
 def _leave() -> None:

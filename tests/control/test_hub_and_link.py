@@ -71,15 +71,15 @@ def test_ranks_that_wait_are_counted_until_an_attempt_begins(
 ) -> None:
     sock = local_socket.connect(socket_name, timeout_s=PATIENCE_S)
     waiting = Link(sock, attempt=3, on_lost=lambda: None)
-    waiting.post("waiting", spare="ours")
+    waiting.post("waiting", b"sent", spare="ours")
     deadline = time.monotonic() + PATIENCE_S
-    while not hub.num_waiting("ours"):
+    while not hub.waiting("ours"):
         assert time.monotonic() < deadline
         # Frames of another attempt are not for the caller.
         assert hub.poll(0.1) == []
-    assert (hub.num_waiting("ours"), hub.num_waiting("others")) == (1, 0)
+    assert (hub.waiting("ours"), hub.waiting("others")) == ([b"sent"], [])
     hub.begin_attempt(3, spare="ours")
-    assert hub.num_waiting("ours") == 0
+    assert hub.waiting("ours") == []
     waiting.close(timeout_s=0.0)
 
 

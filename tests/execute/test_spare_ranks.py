@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from hpctrain.execute.process import StepProcess
 from hpctrain.execute.spare_ranks import SpareRanks, may_restart, spare_ranks_for
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.worker.import_stamps import ImportStamps
 from tests.plans import make_plan
 
 
@@ -50,6 +53,7 @@ class Spare:
         self.steps: list[FakeStep] = []
         self.refusal: Exception | None = None
         self.waiting: int | None = 4
+        self.stamps = b""
 
     def settle(self) -> None:
         self.ranks.note_progress()
@@ -65,9 +69,8 @@ class Spare:
         self.attempt += 1 + skipped
         log = self.paths.launcher_log(self.attempt)
         log.parent.mkdir(parents=True, exist_ok=True)
-        taken = self.ranks.take(
-            (self.attempt, mpi), size=4, log=log, count=lambda name: self.waiting
-        )
+        found = None if self.waiting is None else [self.stamps, *[b""] * 3][: self.waiting]
+        taken = self.ranks.take((self.attempt, mpi), size=4, log=log, find=lambda name: found)
         return cast("FakeStep | None", taken)
 
 
@@ -145,6 +148,17 @@ def test_packages_that_were_installed_meanwhile_are_imported_anew(
     spare.settle()
     (packages / "torch").mkdir()
     assert spare.take() is None
+
+
+def test_what_was_edited_while_ranks_waited_is_imported_anew(spare: Spare, tmp_path: Path) -> None:
+    module = tmp_path / "imported.py"
+    module.touch()
+    for is_edited in (False, True):
+        spare.settle()
+        spare.stamps = json.dumps(ImportStamps(()).after([str(module)])).encode()
+        if is_edited:
+            os.utime(module, ns=(1, 1))
+        assert (spare.take() is None) is is_edited
 
 
 def test_a_step_that_has_ended_is_named_with_its_last_words(
