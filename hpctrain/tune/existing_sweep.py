@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpctrain import environ
 from hpctrain.config import ExistingPolicy, RunConfig
-from hpctrain.errors import ConfigError, RunStoppedError
+from hpctrain.errors import ConfigError, LaunchError, RunStoppedError
 from hpctrain.launch.life import LOOK_INTERVAL_S, QUIET_S, LifeTest, job_is_alive
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.launch.storage import errors_of_storage
@@ -173,7 +173,15 @@ def refuse_live(paths: SweepPaths) -> None:
         If Slurm does not answer what becomes of a job.
     """
     runs = [RunPaths(root) for root in sorted(paths.root.glob("trial_*")) if root.is_dir()]
-    if live := _find_live(runs):
+    try:
+        live = _find_live(runs)
+    except LaunchError as error:
+        raise LaunchError(
+            f"trials of the sweep {paths.root} had jobs of their own, and it is not known whether "
+            f"one still runs. Begin it anew (existing='restart') where Slurm answers, or choose "
+            f"another RunConfig(name=...). {error}"
+        ) from error
+    if live:
         raise ConfigError(
             f"the sweep {paths.root} has no tuner, but trials that still run: {', '.join(live)}. "
             f"Only a sweep that is over can be begun anew (existing='restart'). Stop them with: "

@@ -29,7 +29,7 @@ from hpctrain import (
     tune,
 )
 from hpctrain.cli.tune import to_json
-from hpctrain.errors import DamagedFileError
+from hpctrain.errors import DamagedFileError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
@@ -671,7 +671,9 @@ def test_a_sweep_begins_anew_if_it_is_to(tmp_path: Path) -> None:
     assert read_record(SweepPaths(root=aside)).trials["trial_00000"].config == {"x": 1}
 
 
-def test_a_sweep_whose_trials_still_run_does_not_begin_anew(tmp_path: Path) -> None:
+def test_a_sweep_whose_trials_still_run_does_not_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fit() -> None:
         config = quiet(tmp_path, existing="restart")
         tune.Tuner(noop, param_space={"x": tune.grid_search([1, 2])}, run_config=config).fit()
@@ -683,20 +685,25 @@ def test_a_sweep_whose_trials_still_run_does_not_begin_anew(tmp_path: Path) -> N
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as executor:
         host = socket.gethostname()
         started = process_start_time(executor.pid)
-        write_status(
-            run,
-            replace(
-                status,
-                state=RunState.RUNNING,
-                owner_host=host,
-                owner_pid=executor.pid,
-                owner_start=started or 0,
-            ),
+        dead = replace(
+            status,
+            state=RunState.RUNNING,
+            owner_host=host,
+            owner_pid=executor.pid,
+            owner_start=started or 0,
         )
+        write_status(run, dead)
         with pytest.raises(ConfigError, match=r"trials that still run: trial_00001\..*tune stop"):
             fit()
         assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
+    # Where Slurm does not answer, a job of it may run.
+    write_status(run, replace(status, state=RunState.RUNNING, launcher="slurm", job_id="77"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LaunchError, match=r"not known whether one still runs\. Begin it anew"):
+        fit()
+    monkeypatch.undo()
     # It has died, and its sweep is moved aside as any other.
+    write_status(run, dead)
     fit()
     assert len([*tmp_path.iterdir()]) == 2
 
