@@ -247,6 +247,12 @@ FORKED_RANK_S = Timeout(
     "a forked rank to change to its working directory",
     "the rank starts without the fork server",
 )
+SPARE_RANKS_S = Timeout(
+    30.0,
+    "spare_ranks",
+    "the ranks that were started ahead of an attempt, from the start of their step",
+    "the attempt starts in a new step",
+)
 FORKED_RANKS_END_S = Timeout(
     2.0, "forked_ranks_end", "forked ranks to end after their launcher", "the next start"
 )

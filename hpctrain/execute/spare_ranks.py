@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
 from hpctrain.log import log as print_note
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hpctrain.plan.launch_plan import LaunchPlan
 
 _MOST_UNUSED = 3
-# Those of a new step would not come sooner.
-_ON_THEIR_WAY_S = 30.0
 
 
 class SpareRanks:
@@ -89,7 +87,8 @@ class SpareRanks:
         self._name = os.urandom(8).hex()
         self._made_for = made_for
         self._places = {place: stamp(place) for place in _package_places()}
-        self._expected = Deadline(_ON_THEIR_WAY_S)
+        # Those of a new step would not come sooner.
+        self._expected = Deadline(timeouts.SPARE_RANKS_S)
         try:
             self._step = start(self._name)
         except (LaunchError, OSError) as error:
@@ -162,7 +161,9 @@ class SpareRanks:
             return f"their step has ended{self._last_words()}"
         is_late = self._expected.is_over or self._step.last_lines()
         if len(waiting) < size and is_late:
-            return f"{len(waiting)} of {size} have come{self._last_words()}"
+            after = f" after {timeouts.describe(timeouts.SPARE_RANKS_S)}"
+            come = f"{len(waiting)} of {size} have come{after if self._expected.is_over else ''}"
+            return f"{come}{self._last_words()}"
         stamps = self._places
         for content in filter(None, waiting):
             stamps = {**json.loads(content), **stamps}

@@ -20,6 +20,7 @@ from hpctrain.execute.process import StepProcess
 from hpctrain.execute.spare_ranks import SpareRanks, may_restart, spare_ranks_for
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.timeouts import Timeout
 from hpctrain.worker.import_stamps import ImportStamps
 from tests.plans import make_plan
 
@@ -195,10 +196,11 @@ def test_ranks_that_are_on_their_way_are_waited_for_but_not_for_ever(
     spare.waiting = 1
     spare.settle()
     assert spare.take() is spare.steps[0]
-    monkeypatch.setattr(spare_ranks, "_ON_THEIR_WAY_S", 0.0)
+    over = Timeout(0.0, "spare_ranks", "ranks", "a new step")
+    monkeypatch.setattr("hpctrain.timeouts.SPARE_RANKS_S", over)
     spare.settle()
     assert spare.take() is None
-    assert "1 of 4 have come" in capsys.readouterr().err
+    assert "1 of 4 have come after 0 s (timeout spare_ranks)" in capsys.readouterr().err
 
 
 def test_a_step_that_cannot_be_started_is_not_tried_again(
