@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import console
 import control
+import growth
 import restart
 import restart_torch
 from arms import Measured
@@ -21,6 +22,7 @@ from spine import run_rows
 ROWS: dict[str, Callable[[Namespace], Iterator[Measured]]] = {
     "restart": restart.measure,
     "restart-torch": restart_torch.measure,
+    "growth": growth.measure,
     "control": control.measure,
     "console": console.measure,
 }

@@ -4,7 +4,10 @@ Against the cold start of a group whose ranks each import for themselves, as bef
 forked. The cold start of the same run, with which that begins, stands beside it. All are inside an
 allocation of a virtual Slurm, and in each round.
 
-A second row has trials of a sweep, which train with torch: from the begin of a trial, with the
+In a first row it is killed in its first step. In two more, with and without torch, some seconds
+later: by then the ranks of the next attempt wait.
+
+A last row has trials of a sweep, which train with torch: from the begin of a trial, with the
 tuner's template of executors and servers of ranks, to its first step on all ranks. Against a script
 that is started for it and whose ranks import torch each.
 """
@@ -15,7 +18,8 @@ import json
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from arms import PROGRAMS, Goal, Measured, Sample, child_environment, judge, out
 NUM_RANKS = 4
 NUM_NODES = 2
 NOT_FORKED = "cold start, not forked"
+SETTLE_S = 12
 FACTOR, AIM = 0.4, 0.25
 OF_OWN_FACTOR, OF_OWN_AIM = 1.2, 1.05
 TRIAL_FACTOR, TRIAL_AIM = 0.25, 0.1
@@ -44,16 +49,21 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
         tempfile.TemporaryDirectory(prefix="hb-", dir="/tmp") as folder,
         VirtualCluster.start(spec, state_dir=Path(folder, "c")) as cluster,
     ):
-        yield judge(
-            f"restart {NUM_RANKS} ranks",
-            "restart",
-            restart_rounds(arguments, "restart", lambda forks: _run(cluster, arguments, forks)),
-            [
-                *(Goal(against=NOT_FORKED, factor=factor) for factor in (FACTOR, AIM)),
-                *(Goal(against="cold start", factor=f) for f in (OF_OWN_FACTOR, OF_OWN_AIM)),
-            ],
-            notes={"CPU": "of the ranks, from their birth to their first step"},
-        )
+        goals = [Goal(against=NOT_FORKED, factor=factor) for factor in (FACTOR, AIM)]
+        of_own = [Goal(against="cold start", factor=f) for f in (OF_OWN_FACTOR, OF_OWN_AIM)]
+        for name, words, more in (
+            ("restart", (), of_own),
+            ("late restart", (SETTLE_S,), []),
+            ("late restart with torch", (SETTLE_S, "torch"), []),
+        ):
+            run = partial(_run, cluster, arguments, words)
+            yield judge(
+                f"{name} {NUM_RANKS} ranks",
+                "restart",
+                restart_rounds(arguments, name, run),
+                [*goals, *more],
+                notes={"CPU": "of the ranks, from their birth to their first step"},
+            )
         samples: dict[str, list[Sample]] = {"template warm": [], "cold start": []}
         for number in range(arguments.rounds + (arguments.rounds > 1)):
             trials, cold = _run_trials(cluster, arguments)
@@ -103,14 +113,16 @@ def restart_rounds(
     return samples
 
 
-def _run(cluster: Any, arguments: Namespace, forks: bool) -> tuple[Sample, Sample]:
+def _run(
+    cluster: Any, arguments: Namespace, words: Sequence[object], forks: bool
+) -> tuple[Sample, Sample]:
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
         shape = [f"--nodes={NUM_NODES}", f"--ntasks-per-node={NUM_RANKS // NUM_NODES}"]
         script = [sys.executable, str(PROGRAMS / "killed_rank.py"), str(NUM_RANKS), str(NUM_NODES)]
         environment = child_environment(arguments.tree, cluster.environ)
         environment["HPCTRAIN_LAUNCHER"] = "allocation"
         environment["HPCTRAIN_FORK_SERVER"] = str(int(forks))
-        argv = ["salloc", "--quiet", *shape, *script, folder]
+        argv = ["salloc", "--quiet", *shape, *script, folder, *words]
         output_of(argv, cwd=folder, env=environment, timeout_s=TIMEOUT_S)
         ledger = Path(folder, "run", "ledger.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in ledger]

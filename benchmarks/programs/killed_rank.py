@@ -1,4 +1,8 @@
-"""A rank is killed, all start again: ``python killed_rank.py RANKS NODES FOLDER``."""
+"""A rank is killed: ``python killed_rank.py RANKS NODES FOLDER [SETTLE_S [torch]]``.
+
+All start again. It is killed SETTLE_S seconds after all were in their first step. With ``torch``,
+that is a step of a model that they share.
+"""
 
 import sys
 
@@ -14,6 +18,12 @@ def train(config):
     import hpctrain
     import hpctrain.collective
 
+    if config["torch"]:
+        import torch
+
+        import hpctrain.torch
+
+        hpctrain.torch.prepare_model(torch.nn.Linear(8, 1))(torch.ones(2, 8)).sum().backward()
     context = hpctrain.get_context()
     rank, attempt = context.get_world_rank(), context.world.attempt
     stamps = Path(config["folder"])
@@ -22,6 +32,10 @@ def train(config):
     hpctrain.report({"step": 1}, saved)
     if attempt > 1:
         return
+    if config["settle_s"]:
+        hpctrain.collective.barrier(timeout_s=600)
+        # What a run does by itself, once its ranks are at work, has an end by then.
+        time.sleep(config["settle_s"])
     if rank == context.get_world_size() - 1:
         (stamps / "killed").write_text(f"{time.time()}")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -31,9 +45,14 @@ def train(config):
 
 if __name__ == "__main__":
     ranks, nodes, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    DataParallelTrainer(
+    settle_s = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
+    if has_torch := sys.argv[5:] == ["torch"]:
+        from hpctrain.torch import TorchTrainer as Trainer
+    else:
+        Trainer = DataParallelTrainer
+    Trainer(
         train,
-        train_loop_config={"folder": folder},
+        train_loop_config={"folder": folder, "settle_s": settle_s, "torch": has_torch},
         scaling_config=ScalingConfig(num_workers=ranks, slurm=SlurmConfig(nodes=nodes)),
         run_config=RunConfig(
             name="run",
