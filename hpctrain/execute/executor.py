@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from hpctrain.errors import LaunchError, NodeLostError, TrainingFailedError, Wor
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
+from hpctrain.execute.growth import Growth
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.mpi_choice import MpiChoice
-from hpctrain.execute.node_agents import NodeAgents
+from hpctrain.execute.node_agents import make_node_agents
 from hpctrain.execute.node_pool import make_node_pool
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.rank_forks import RankForks
@@ -23,7 +25,7 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
 from hpctrain.execute.slow_node_policy import SlowNodePolicy
-from hpctrain.execute.spare_ranks import spare_ranks_for
+from hpctrain.execute.spare_ranks import SpareRanks, spare_ranks_for
 from hpctrain.execute.start_notes import StartNotes
 from hpctrain.execute.step_launcher import find_mpiexec
 from hpctrain.execute.stop import StopAgreement
@@ -110,22 +112,12 @@ class Executor:
             plan=plan, run_config=run_config, recorder=self.recorder, signals=self.signals
         )
         mpiexec = find_mpiexec(plan.mpi) if plan.launcher == "mpiexec" else None
-        self._agents = (
-            NodeAgents(
-                paths,
-                node_timeout_s=run_config.failure_config.node_timeout_s,
-                survives_loss=plan.job_nodes.survives_loss,
-                is_slice=plan.is_slice,
-                mpiexec=mpiexec,
-                slot=slot,
-            )
-            if first_steps is None
-            else first_steps.agents
-        )
-        self._agents.spare = spare_ranks_for(
-            plan, run_config.failure_config, lambda: self._run_record.history
-        )
+        make_agents = partial(make_node_agents, paths, plan, run_config.failure_config)
+        first_agents = None if first_steps is None else first_steps.agents
+        self._agents = first_agents or make_agents(mpiexec=mpiexec, slot=slot)
+        self._agents.spare = self._make_spare()
         self._node_pool = make_node_pool(plan, paths, mpiexec=mpiexec, note=self._run_record.note)
+        self._growth = Growth(self._node_pool, make_agents=make_agents, make_spare=self._make_spare)
         self._slow_node_policy = SlowNodePolicy(
             run_config.failure_config.slow_node_factor,
             why_kept=lambda slow: self._node_pool.why_kept(self._name_in_job(slow)),
@@ -193,6 +185,7 @@ class Executor:
             recorder.validations.close()
             if self._first_steps is not None:
                 self._first_steps.close()
+            self._growth.close()
             self._agents.close(timeouts.AGENTS_END_S)
             if self._node_environment is not None:
                 self._node_environment.close()
@@ -200,6 +193,10 @@ class Executor:
                 self._fork_server.close()
         recorder.end(None)
         return True
+
+    def _make_spare(self) -> SpareRanks | None:
+        config = self._run_config.failure_config
+        return spare_ranks_for(self._plan, config, lambda: self._run_record.history)
 
     def _leave_out(self, slow: SlowNode) -> None:
         node, status = self._name_in_job(slow), self._run_record.status
@@ -306,6 +303,7 @@ class Executor:
             self._preemption.give_job_up(str(shortage))
             raise
         self._placed_nodes = placement.nodes
+        self._agents = self._growth.exchange(self._agents, placement, idle_nodes)
         start = recorder.begin_attempt(self._resume_from)
         begun = None if self._first_steps is None else self._first_steps.take(start.attempt)
         group = WorkerGroup(
@@ -381,8 +379,8 @@ class Executor:
         with ScalingPolicy(
             self.recorder,
             attempt.tracker,
-            self._node_pool,
             stop,
+            can_grow=lambda: self._growth.can_grow(group),
             slow_node=lambda: policy.choose(loop.slow_nodes),
         ) as scaling_policy:
             loop = AttemptLoop(

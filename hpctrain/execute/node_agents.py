@@ -18,12 +18,13 @@ from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.step_launcher import launcher_variables
 from hpctrain.plan.argv import agent_step_argv, host_agents_argv
-from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.process_argv import agent_argv
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
+    from hpctrain.config import FailureConfig
     from hpctrain.execute.node_environment import NodeEnvironment
     from hpctrain.execute.slot_nodes import SlotNodes
     from hpctrain.execute.spare_ranks import SpareRanks
@@ -154,6 +155,23 @@ class NodeAgents:
             return None
         return self._hub.waiting(spare)
 
+    @property
+    def absent(self) -> list[str]:
+        """Nodes whose agents have not come, or are gone."""
+        if self._hub is None:
+            return sorted(self._nodes)
+        return sorted((self._nodes - self._hub.nodes) | self._hub.lost_nodes.keys())
+
+    def num_waiting(self) -> int:
+        """Return how many ranks wait, after a look at what has come.
+
+        Not collective. For agents of which no group has taken the hub.
+        """
+        if self._hub is None or self.spare is None:
+            return 0
+        self._hub.poll(0.0)
+        return 0 if self._hub.lost_nodes else len(self._hub.waiting(self.spare.name))
+
     def give_slot_up(self, reason: str) -> None:
         """Start in no step of a slot from here on, nor in one that waited. Not collective."""
         if self.spare is not None and self.spare.is_taken:
@@ -273,6 +291,35 @@ class NodeAgents:
             log=log,
             job_id=environ.variable("SLURM_JOB_ID"),
         )
+
+
+def make_node_agents(
+    paths: RunPaths,
+    plan: LaunchPlan,
+    config: FailureConfig,
+    *,
+    mpiexec: StepLauncher | None = None,
+    slot: SlotNodes | None = None,
+) -> NodeAgents:
+    """Return the agents of a run, which have not been started. Not collective.
+
+    Parameters
+    ----------
+    plan
+        On what it runs.
+    config
+        When a silent node is given up.
+    mpiexec, slot
+        As in `NodeAgents`.
+    """
+    return NodeAgents(
+        paths,
+        node_timeout_s=config.node_timeout_s,
+        survives_loss=plan.job_nodes.survives_loss,
+        is_slice=plan.is_slice,
+        mpiexec=mpiexec,
+        slot=slot,
+    )
 
 
 def _write_secret(path: Path) -> bytes:

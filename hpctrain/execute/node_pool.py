@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from hpctrain import environ
@@ -72,15 +72,31 @@ class NodePool:
         else:
             # What starts ranks need not share them out over nodes as it is planned.
             living = tuple(allocated_hosts())
-        most = full.max_tasks_per_node
-        slots = {node: self._plan.node_slots.get(node, most) for node in living}
-        placement = place_on_nodes(full, slots, fewest=job_nodes.min_workers)
-        if placement is None:
-            raise NodeLostError(self._explain_shortage(slots))
+        found = self._place_on(living)
+        if found is None:
+            raise NodeLostError(self._explain_shortage(self._slots_of(living)))
         self._used = set(living)
-        self._missing_workers = full.num_workers - placement.num_workers
+        self._missing_workers = full.num_workers - found[0].num_workers
         self._look_at = time.monotonic() + self._plan.resize_interval_s
-        return placement, tuple(node for node in living if node not in placement.nodes)
+        return found
+
+    def place_again(self) -> tuple[Placement, tuple[str, ...]] | None:
+        """Return what `place` would, by what is known of the nodes; None if they are too few.
+
+        Not collective.
+        """
+        return None if self._nodes is None else self._place_on(self._nodes.known())
+
+    def _slots_of(self, nodes: Iterable[str]) -> dict[str, int]:
+        most = self._plan.placement.max_tasks_per_node
+        return {node: self._plan.node_slots.get(node, most) for node in nodes}
+
+    def _place_on(self, nodes: tuple[str, ...]) -> tuple[Placement, tuple[str, ...]] | None:
+        full, fewest = self._plan.placement, self._plan.job_nodes.min_workers
+        placement = place_on_nodes(full, self._slots_of(nodes), fewest=fewest)
+        if placement is None:
+            return None
+        return placement, tuple(node for node in nodes if node not in placement.nodes)
 
     def watch(self, group: WorkerGroup) -> None:
         """Record the nodes that a group has lost. Not collective."""
@@ -91,8 +107,7 @@ class NodePool:
             self._nodes.leave_out(group.health.verdict().bad)
         for node, is_silent in group.lost_nodes.items():
             if is_silent:
-                if self._nodes.give_up(node, "silent"):
-                    self._note("node-lost", node=node, reason="silent")
+                self.give_up(node, "silent")
             elif node not in self._nodes.lost:
                 # The agent alone may have died.
                 self._suspects.add(node)
@@ -143,13 +158,17 @@ class NodePool:
                 "the run has a fixed size and no spare node. ScalingConfig(num_workers=(fewest, "
                 "most)) or SlurmConfig(spare_nodes=1) would let it go on without"
             )
-        most = self._plan.placement.max_tasks_per_node
-        rest = {n: self._plan.node_slots.get(n, most) for n in self._used if n != node}
+        rest = self._slots_of(self._used - {node})
         fewest = self._plan.job_nodes.min_workers
         if place_on_nodes(self._plan.placement, rest, fewest=fewest) is None:
             room = sum(rest.values())
             return f"without it there is room for {room} of the {fewest} workers that the run needs"
         return ""
+
+    def give_up(self, node: str, reason: str) -> None:
+        """Use a node no more, until it is back. Not collective."""
+        if self._nodes is not None and self._nodes.give_up(node, reason):
+            self._note("node-lost", node=node, reason=reason)
 
     def leave_out(self, node: str, reason: str) -> None:
         """Never use a node of this job again, although it lives. Not collective."""

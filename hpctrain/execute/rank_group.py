@@ -101,6 +101,11 @@ class RankGroup(CallsFunctions):
         return [self._workers[rank] for rank in sorted(self._workers)]
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that it has, with ranks or without, by the names that Slurm has for them."""
+        return (*self.placement.nodes, *self._idle_nodes)
+
+    @property
     def hostnames(self) -> tuple[str, ...]:
         """The nodes, by node rank."""
         return tuple(
@@ -162,8 +167,7 @@ class RankGroup(CallsFunctions):
             if self._agents is not None and self._agents.spare is not None:
                 self._agents.spare.note_progress()
         except BaseException as error:
-            named = (*self.placement.nodes, *self._idle_nodes)
-            self.missing_nodes = tuple(node for node in named if node not in self._hub.nodes)
+            self.missing_nodes = tuple(node for node in self.nodes if node not in self._hub.nodes)
             self.shutdown(patience_s=0)
             if self._agents is not None and isinstance(error, LaunchError):
                 self._agents.give_slot_up(str(error))
@@ -181,6 +185,22 @@ class RankGroup(CallsFunctions):
         spare.prepare(
             (self.attempt + 1, self._how.mpi, self.placement),
             lambda name: self._how.start_spare(self.placement, agents, name),
+        )
+
+    def start_following(
+        self, placement: Placement, idle_nodes: Sequence[str], agents: NodeAgents
+    ) -> None:
+        """Start ranks of the next attempt beside agents of their own, which wait for it.
+
+        Not collective. None wait any more for one that is as this group.
+        """
+        assert agents.spare is not None
+        if self._agents is not None and self._agents.spare is not None:
+            self._agents.spare.omit()
+        agents.gather(placement, idle_nodes, attempt=self.attempt)
+        agents.spare.begin(
+            (self.attempt + 1, self._how.mpi, placement),
+            lambda name: self._how.start_spare(placement, agents, name),
         )
 
     def _start_here(self, hub: Hub) -> StepProcess:

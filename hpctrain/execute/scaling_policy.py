@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import RunStoppedError
-from hpctrain.execute.node_pool import NodePool
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind, StopNotice
@@ -45,10 +44,10 @@ class ScalingPolicy:
         Holds the stop decision, and the newest checkpoint.
     tracker
         What the ranks have sent.
-    node_pool
-        Returns whether there are more nodes.
     stop
         Asks the ranks.
+    can_grow
+        Returns whether the next attempt would have more nodes.
     slow_node
         Returns a node that is to be left out; None while there is none.
     """
@@ -57,15 +56,15 @@ class ScalingPolicy:
         self,
         recorder: Recorder,
         tracker: AttemptTracker,
-        node_pool: NodePool,
         stop: StopAgreement,
         *,
+        can_grow: Callable[[], bool],
         slow_node: Callable[[], SlowNode | None] = lambda: None,
     ) -> None:
         self._recorder = recorder
         self._tracker = tracker
-        self._node_pool = node_pool
         self._stop = stop
+        self._can_grow = can_grow
         self._slow_node = slow_node
         self._wish: StopNotice | None = None
         self._without: SlowNode | None = None
@@ -99,7 +98,7 @@ class ScalingPolicy:
                     raise self._resize() from None
 
     def _look_at_nodes(self) -> None:
-        if self._node_pool.can_grow():
+        if self._can_grow():
             why = "nodes that it lacked are back"
         elif (slow := self._slow_node()) is not None:
             self._without = slow

@@ -62,6 +62,16 @@ class SpareRanks:
         """Whether the ranks of this attempt have waited for it."""
         return bool(self.taken)
 
+    @property
+    def name(self) -> str:
+        """What the agents know those by that wait."""
+        return self._name
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no step is there whose ranks could come."""
+        return self._step is None or self._step.returncode() is not None
+
     def note_progress(self) -> None:
         """Note that ranks of this attempt are still starting. Not collective."""
         self._settled = Deadline(self.settle_s)
@@ -82,8 +92,12 @@ class SpareRanks:
         if self._settled is None or not self._settled.is_over or self._has_begun:
             return
         self._settled, self._has_begun = None, True
-        if not self._is_usable or not self._may_restart():
-            return
+        if self._is_usable and self._may_restart():
+            self.begin(made_for, start)
+
+    def begin(self, made_for: object, start: Callable[[str], StepProcess | None]) -> None:
+        """Start the ranks of the next attempt now. Otherwise as `prepare`."""
+        self._has_begun = True
         self._name = os.urandom(8).hex()
         self._made_for = made_for
         self._places = {place: stamp(place) for place in _package_places()}
@@ -134,6 +148,11 @@ class SpareRanks:
         step.log = log
         self._num_unused, self.taken = 0, name
         return step
+
+    def omit(self) -> None:
+        """Let no ranks wait for the attempt after this one. Not collective."""
+        self._has_begun = True
+        self.end()
 
     def give_up(self, reason: str) -> None:
         """Let no ranks wait from here on. Not collective."""

@@ -65,6 +65,11 @@ class UsableNodes:
         for node in nodes:
             self._lost.pop(node, None)
 
+    def known(self) -> tuple[str, ...]:
+        """Return the nodes that can be used, as far as is known. Not collective."""
+        lost = self.lost
+        return tuple(node for node in self._known if node not in lost)
+
     def living(self) -> tuple[str, ...]:
         """Return the nodes that can be used, in Slurm's order. Not collective.
 
@@ -86,8 +91,7 @@ class UsableNodes:
                 self.give_up(node, "Slurm reports that it is down")
         self._known = tuple(dict.fromkeys((*usable, *self._known)))
         self.test(node for node, doubtful in usable.items() if doubtful and node not in self._lost)
-        lost = self.lost
-        return tuple(node for node in self._known if node not in lost)
+        return self.known()
 
     def test(self, nodes: Iterable[str]) -> None:
         """Give up those of some nodes on which no process starts. Not collective."""

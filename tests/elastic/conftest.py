@@ -38,12 +38,20 @@ class Diary(UserCallback):
     def after_report(self, run_context, metrics, checkpoint):
         line = {"epoch": metrics[0]["epoch"], "attempt": run_context.attempt,
                 "nodes": [m["node"] for m in metrics], "rows": [m["rows"] for m in metrics],
-                "forked": [m["forked"] for m in metrics]}
+                "forked": [m["forked"] for m in metrics],
+                "born": [m["born"] for m in metrics], "now": [m["now"] for m in metrics]}
         with open(run_context.path / "diary.jsonl", "a") as diary:
             diary.write(json.dumps(line) + "\\n")
 
 class Preloaded(BackendConfig):
     preload = tuple(json.loads(sys.argv[1])["preload"])
+
+def seconds_of_boot():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+def birth():
+    with open("/proc/self/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 def train(config):
     with open(f"/proc/{os.getppid()}/cmdline") as file:
@@ -58,7 +66,8 @@ def train(config):
         rank = context.get_world_rank()
         saved = Checkpoint.from_dict({"epoch": epoch}) if rank == 0 else None
         told = {
-            "epoch": epoch, "rows": rows, "node": context.world.hostname, "forked": is_forked
+            "epoch": epoch, "rows": rows, "node": context.world.hostname, "forked": is_forked,
+            "born": birth(), "now": seconds_of_boot(),
         }
         hpctrain.report(told, saved)
         if config["asks"] and hpctrain.should_stop():
@@ -193,4 +202,4 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield start
     for run in runs:
         run.process.kill()
-        run.process.wait()
+        run.process.communicate(timeout=PATIENCE_S)

@@ -94,11 +94,37 @@ def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_
     # The ranks of each attempt have imported once a node.
     assert all(all(entry["forked"]) for entry in run.diary)
     assert run.events("not-forked") == []
+    # Those of the larger group have waited for the smaller one to leave.
+    last = next(entry for entry in reversed(run.diary) if entry["attempt"] == 2)
+    first = next(entry for entry in run.diary if entry["attempt"] == 3)
+    assert max(first["born"]) < max(last["now"])
     # Ranks that ask should_stop() lose nothing when the run grows.
     ended = {e["attempt"]: e["reports"] for e in run.events("attempt-ended")}
     began = {e["attempt"]: e["first_report"] for e in run.events("attempt-started")}
     assert began[3] == ended[2]
     run.check_that_every_row_was_seen_once_an_epoch(30)
+
+
+def test_a_run_trains_on_where_a_node_is_lost_again_before_its_ranks_wait(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    cluster = make_cluster(num_nodes=3, **SITE)
+    run = start_run(cluster, (2, 3), epochs=200, epoch_s=0.4, asks=True, tasks_per_node=1)
+    run.wait_for_epoch(1)
+    cluster.unplug("node2")
+    run.wait("the run is smaller", lambda: run.diary[-1]["attempt"] == 2)
+    cluster.plug("node2")
+    run.wait("the node is back", lambda: run.events("nodes-back"))
+    cluster.unplug("node2")
+    run.wait("the node is lost again", lambda: len(run.events("node-lost")) == 2)
+    assert run.events("node-lost")[1]["reason"] == "no agent has come from there"
+    # Nobody was asked to leave.
+    epoch = run.diary[-1]["epoch"]
+    run.wait_for_epoch(epoch + 2)
+    assert run.diary[-1]["attempt"] == 2
+    cluster.plug("node2")
+    run.wait("the run grows", lambda: run.diary[-1]["attempt"] == 3)
+    assert len(run.diary[-1]["nodes"]) == 3
 
 
 def test_a_node_that_cannot_be_used_is_left_out(make_cluster: MakeCluster, start_run: StartRun):

@@ -91,7 +91,7 @@ class Group(FakeRanks):
     def __init__(self, *, placement: Any, attempt: int, **_: Any) -> None:
         super().__init__(placement.num_workers)
         self.health = Health()
-        self._attempt = attempt
+        self.attempt = attempt
         self._script: Iterator[None] = iter(())
 
     def start(self, timeout_s: float) -> None:
@@ -143,7 +143,7 @@ class Group(FakeRanks):
     def _save(self, report: int) -> None:
         for rank in range(len(self)):
             directory = staging_directory(
-                self.story.paths.checkpoints, attempt=self._attempt, report=report, rank=rank
+                self.story.paths.checkpoints, attempt=self.attempt, report=report, rank=rank
             )
             directory.mkdir(parents=True)
             (directory / f"part{rank}").write_text(str(report))

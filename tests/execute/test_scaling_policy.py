@@ -21,7 +21,7 @@ from hpctrain.rundir.status import RunStatus
 
 
 class NodesAreBack:
-    """Stands for an `NodePool`; it says so once."""
+    """Stands for `Growth.can_grow`; it says so once."""
 
     def __init__(self, back: bool = True) -> None:
         self._back = back
@@ -43,8 +43,8 @@ class Attempt:
         self.scaling_policy = ScalingPolicy(
             self.recorder,
             self.tracker,
-            NodesAreBack(back),  # type: ignore[arg-type]
             stop,
+            can_grow=NodesAreBack(back).can_grow,
             slow_node=lambda: slow,
         )
 

@@ -26,7 +26,7 @@ REASONS = (StopKind.GOAL, StopKind.REQUEST, StopKind.TIME_LIMIT, StopKind.TOTAL_
 
 
 class NodesComeBack:
-    """Stands for a `NodePool`; it says so once, at some time."""
+    """Stands for `Growth.can_grow`; it says so once, at some time."""
 
     def __init__(self, after: float) -> None:
         self._looks_left = after
@@ -56,7 +56,7 @@ def run_in_some_order(seed: int, recorder: Recorder) -> None:
 
     agreement = StopAgreement(recorder, tracker, broadcast)
     nodes = NodesComeBack(draw.randint(1, 30))
-    scaling_policy = ScalingPolicy(recorder, tracker, nodes, agreement)  # type: ignore[arg-type]
+    scaling_policy = ScalingPolicy(recorder, tracker, agreement, can_grow=nodes.can_grow)
     reasons = {kind: draw.randint(0, 600) for kind in draw.sample(REASONS, draw.randint(0, 2))}
     signal_at = draw.choice([None, None, None, draw.randint(0, 300)])
     trains = set(range(len(ranks)))
