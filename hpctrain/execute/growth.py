@@ -46,6 +46,7 @@ class Growth:
         self._where: tuple[Placement, tuple[str, ...]] | None = None
         self._expected = Deadline(0.0)
         self._due_after = 0
+        self._doubted_in = 0
 
     def can_grow(self, group: RankGroup) -> bool:
         """Return whether the ranks of a group are to leave, since a larger one can begin.
@@ -84,7 +85,10 @@ class Growth:
         except (LaunchError, OSError) as error:
             self._give_up(str(error))
             return True
-        return False
+        if is_refused := spare.has_ended:
+            # Another launcher than srun, as a rule. Agents have had no time to come.
+            self.close()
+        return is_refused
 
     def _look(self, agents: NodeAgents, group: RankGroup) -> bool:
         """Return whether the larger group waits, or is not waited for any more."""
@@ -93,10 +97,14 @@ class Growth:
         come, size = agents.num_waiting(), self._where[0].num_workers
         if come >= size:
             return True
-        if not self._expected.is_over and not agents.spare.has_ended:
-            return False
         # srun starts nothing anywhere if one node does not answer: those that train are not it.
-        if absent := [node for node in agents.absent if node not in group.nodes]:
+        absent = [node for node in agents.absent if node not in group.nodes]
+        has_failed = agents.spare.has_ended and not (absent and agents.are_coming)
+        if not self._expected.is_over and not has_failed:
+            return False
+        # Once: if agents do not come beside this group for another reason, it has to leave.
+        if absent and self._doubted_in != group.attempt:
+            self._doubted_in = group.attempt
             self.close()
             for node in absent:
                 self._node_pool.give_up(node, "no agent has come from there")

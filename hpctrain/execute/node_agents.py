@@ -162,6 +162,11 @@ class NodeAgents:
             return sorted(self._nodes)
         return sorted((self._nodes - self._hub.nodes) | self._hub.lost_nodes.keys())
 
+    @property
+    def are_coming(self) -> bool:
+        """Whether what starts them has not ended."""
+        return self._step is not None and self._step.returncode() is None
+
     def num_waiting(self) -> int:
         """Return how many ranks wait, after a look at what has come.
 

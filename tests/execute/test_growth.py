@@ -32,6 +32,7 @@ class Agents:
     spare: Any = None
     is_closed: bool = False
     absent: tuple[str, ...] = ()
+    are_coming: bool = False
     looks: int = 0
 
     def num_waiting(self) -> int:
@@ -137,11 +138,13 @@ def test_nothing_is_waited_for_that_does_not_come(
         monkeypatch.setattr(timeouts, "SPARE_RANKS_S", 0.0)
     refuses = fault if isinstance(fault, Exception) else None
     larger = Larger(Spare(has_ended=fault == "ended"), refuses)
-    # What is refused is known at once.
-    expected = [False, refuses is not None, True, True]
+    # What is refused, or is over at once, is known at once.
+    expected = [False, fault != "late", True, True]
     assert [larger.can_grow() for _ in range(4)] == expected
     assert larger.agents.is_closed
-    assert "the larger group starts when the smaller one has left" in capsys.readouterr().err
+    said = "the larger group starts when the smaller one has left" in capsys.readouterr().err
+    # Where another launcher than srun starts ranks, that is as it should be.
+    assert said == (fault != "ended")
     assert larger.exchange("node3") == (False, False)
 
 
@@ -159,3 +162,25 @@ def test_ranks_train_on_where_the_nodes_do_not_come_after_all(
     monkeypatch.undo()
     larger.pool.back, larger.agents = [True], Agents(come=4)
     assert [larger.can_grow() for _ in range(2)] == [False, True]
+
+
+def test_agents_that_still_come_are_waited_for_where_the_ranks_are_refused() -> None:
+    larger = Larger(spare := Spare())
+    assert [larger.can_grow() for _ in range(2)] == [False] * 2
+    spare.has_ended = True
+    larger.agents.absent, larger.agents.are_coming = ("node2",), True
+    assert not larger.can_grow()
+    larger.agents.absent = ()
+    # The nodes are there, and have room when the others have left.
+    assert larger.can_grow()
+    assert larger.pool.given_up == []
+
+
+def test_a_node_is_doubted_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "SPARE_RANKS_S", 0.0)
+    larger = Larger(Spare())
+    larger.pool.back = [True, True]
+    larger.agents.absent = ("node2",)
+    # Agents that do not come beside a group may come when it has left.
+    assert [larger.can_grow() for _ in range(4)] == [False, False, False, True]
+    assert larger.pool.given_up == ["node2"]
