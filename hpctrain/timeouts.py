@@ -140,6 +140,13 @@ STEP_QUESTION_S = Timeout(
 SUCCESSOR_SUBMISSION_S = Timeout(
     10.0, "successor_submission", "``sbatch`` of a successor job", "it is tried again"
 )
+# It writes one every two seconds; NFS shows it some seconds later.
+TUNER_SIGN_S = Timeout(
+    10.0,
+    "tuner_sign",
+    "a sign of life of the tuner of a sweep, when the job of a trial ends",
+    "the trial submits its next job itself",
+)
 # A restart of the controller takes some seconds, a failover a minute.
 CONTROLLER_S = Timeout(
     60.0,

@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 from hpctrain import timeouts
+from hpctrain.execute.tuner_sign import LEFT_TO_TUNER, shows_life
 from hpctrain.own_time import OwnTime
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.run_record import RunRecord
-from hpctrain.rundir.states import RunEvent
+from hpctrain.rundir.states import RunEvent, RunState
 from hpctrain.rundir.status import read_status
 from hpctrain.slurm.job import cancel_job, read_own_job, requeue
 from hpctrain.slurm.submit import submit_successor
@@ -95,14 +96,32 @@ def _continue_elsewhere(paths: RunPaths) -> None:
         requeue(job.job_id, patience_s=timeouts.CONTROLLER_S)
         return
     if plan["launcher"] == "slurm":
-        present = read_status(paths)
-        successor = submit_successor(
-            paths,
-            patience_s=timeouts.CONTROLLER_S,
-            why="",
-            checkpoint=None if present is None else present.checkpoint,
-        )
-        present = read_status(paths)
-        if present is not None and present.job_id == job.job_id:
-            RunRecord(paths).write(present.after(RunEvent.SUBMITTED, job_id=successor))
+        sign = plan.get("tuner_sign")
+        if sign and shows_life(Path(sign), patience_s=timeouts.TUNER_SIGN_S):
+            _leave_to_tuner(paths)
+        else:
+            _submit_successor(paths, job.job_id)
     cancel_job(job.job_id)
+
+
+def _submit_successor(paths: RunPaths, job_id: str) -> None:
+    present = read_status(paths)
+    successor = submit_successor(
+        paths,
+        patience_s=timeouts.CONTROLLER_S,
+        why="",
+        checkpoint=None if present is None else present.checkpoint,
+    )
+    present = read_status(paths)
+    if present is not None and present.job_id == job_id:
+        RunRecord(paths).write(present.after(RunEvent.SUBMITTED, job_id=successor))
+
+
+def _leave_to_tuner(paths: RunPaths) -> None:
+    record, present = RunRecord(paths), read_status(paths)
+    if present is None:
+        return
+    why = f"node {present.owner_host}, which had the executor, is lost"
+    record.append(LEFT_TO_TUNER, why=why, checkpoint=present.checkpoint)
+    record.write(present.after(RunEvent.STOPPED, error=f"{why}; the tuner of its sweep goes on."))
+    record.append("run-ended", state=RunState.STOPPED.value, error=why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.config import RunConfig
@@ -19,8 +20,10 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.time_limit import TimeLimit
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.execute.tuner_sign import LEFT_TO_TUNER, shows_life
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.slurm.client import find_submit_limit
 from hpctrain.slurm.job import read_own_job, requeue
 from hpctrain.slurm.output import Job
 from hpctrain.slurm.submit import submit_successor
@@ -143,7 +146,8 @@ class Preemption:
         TrainingFailedError
             If the budgets do not allow it.
         RunStoppedError
-            If a person has to decide how it goes on.
+            If a person has to decide how it goes on, or the tuner of its sweep submits the next
+            job.
         LaunchError
             If Slurm does not answer what becomes of the job, or takes no other one.
         """
@@ -189,14 +193,7 @@ class Preemption:
         elif how is NextJob.LEAVE:
             self._note_requeued(job, why=notice.why)
         if how is NextJob.SUCCESSOR:
-            self._run_record.name_successor(
-                submit_successor(
-                    recorder.paths,
-                    patience_s=left,
-                    why=notice.why,
-                    checkpoint=recorder.checkpoints.latest_name,
-                )
-            )
+            self._submit_successor(notice.why, error, patience_s=left)
         return True
 
     def _note_end(self) -> float | None:
@@ -204,6 +201,29 @@ class Preemption:
         self._noted_end = None if self._time_limit is None else self._time_limit.end
         ends = (self._noted_end, self._total_end)
         return min((end for end in ends if end is not None), default=None)
+
+    def _submit_successor(self, why: str, error: Exception, *, patience_s: float) -> None:
+        """Submit another job; raise RunStoppedError if a tuner is to do so."""
+        paths, checkpoint = self._recorder.paths, self._recorder.checkpoints.latest_name
+        sign, cause = self._plan.tuner_sign, error
+        # Half of the time is for the submission.
+        wait_s = 0.0 if sign is None else min(timeouts.TUNER_SIGN_S, patience_s / 2)
+        if sign is None or not shows_life(Path(sign), patience_s=wait_s):
+            try:
+                successor = submit_successor(
+                    paths, patience_s=patience_s - wait_s, why=why, checkpoint=checkpoint
+                )
+            except LaunchError as refusal:
+                if sign is None or find_submit_limit(str(refusal)) is None:
+                    raise
+                cause = refusal
+            else:
+                self._run_record.name_successor(successor)
+                return
+        self._run_record.note(LEFT_TO_TUNER, why=why, checkpoint=checkpoint)
+        raise RunStoppedError(
+            f"the run stopped because {why}. The tuner of its sweep continues it in another job."
+        ) from cause
 
     def _requeue(self, job: Job, *, why: str, patience_s: float) -> LaunchError | None:
         """Let Slurm queue the job again; return why it did not."""

@@ -9,6 +9,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain import environ
@@ -291,6 +292,7 @@ def prepare(
     stops_exactly: bool = False,
     awaits_decisions: bool = False,
     job_name: str | None = None,
+    tuner_sign: Path | None = None,
 ) -> Submission:
     """Return a request that is ready to be launched. Not collective. Nothing is written.
 
@@ -302,7 +304,7 @@ def prepare(
         What the run has of nodes of the allocation, beside other runs; None is all of them.
     files, stops_exactly, awaits_decisions
         As of `make_spec`.
-    job_name
+    job_name, tuner_sign
         As of `make_plan`.
 
     Raises
@@ -315,7 +317,7 @@ def prepare(
     environ.hub_fanout()
     if launcher == "slurm":
         request = override_slurm(request, environ.slurm_overrides())
-    plan, site = make_plan(request, launcher, share=share, job_name=job_name)
+    plan, site = make_plan(request, launcher, share=share, job_name=job_name, tuner_sign=tuner_sign)
     spec = make_spec(
         request,
         plan,

@@ -178,6 +178,7 @@ def make_plan(
     *,
     share: Mapping[str, AllocatedNode] | None = None,
     job_name: str | None = None,
+    tuner_sign: Path | None = None,
 ) -> tuple[LaunchPlan, Site]:
     """Return on what a request runs. Not collective.
 
@@ -187,6 +188,8 @@ def make_plan(
         What the run has of nodes of the allocation, beside other runs; None is all of them.
     job_name
         Name of its job, if it has one; None is that of the run.
+    tuner_sign
+        File that shows that a tuner is at work, which submits the further jobs of the run.
     """
     scaling = request.scaling_config
     site = load_site(scaling.slurm.site)
@@ -236,6 +239,7 @@ def make_plan(
         # The job is not that of one run alone.
         requeue=site.requeue and share is None,
         is_slice=share is not None,
+        tuner_sign=None if tuner_sign is None else str(tuner_sign),
         container=plan_container(
             scaling.slurm.container,
             launcher=launcher,

@@ -71,6 +71,10 @@ class LaunchPlan:
     is_slice: bool = False
     """Whether the run has only the slots of `node_slots`, beside other runs of the allocation, as a
     trial of a sweep has."""
+    # As above.
+    tuner_sign: str | None = None
+    """File that shows that a tuner is at work, which submits the further jobs of the run, since it
+    counts those of its sweep; None of a run that submits them itself."""
 
     def __post_init__(self) -> None:
         """Refuse further options that contradict the plan."""

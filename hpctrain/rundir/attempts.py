@@ -161,5 +161,6 @@ _TEMPLATES = {
     "callback-failed": "a callback failed: {error}",
     "executor-died": "the executor was killed ({signal}), and started again",
     "job-gone": "Slurm has forgotten job {job_id}",
+    "left-to-tuner": "{why}; the tuner of the sweep submits another job",
     "run-ended": "the run is {state}",
 }

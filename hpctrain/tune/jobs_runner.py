@@ -7,8 +7,11 @@ import shlex
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
+from hpctrain.execute.tuner_sign import LEFT_TO_TUNER
 from hpctrain.launch.cancel import cancel_run, record_end, request_stop
 from hpctrain.launch.fit import submit_prepared
 from hpctrain.launch.life import LifeTest
@@ -19,6 +22,7 @@ from hpctrain.launch.request import Submission
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.own_time import ANY_GAP_S, Deadline
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
@@ -27,6 +31,7 @@ from hpctrain.slurm.job import Queue, explain_end, find_job, has_seen_nothing
 from hpctrain.slurm.output import Job
 from hpctrain.tune.job_life import JobLife
 from hpctrain.tune.job_slots import JobSlots
+from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.local_runner import LocalRunner, MakeTrainer, RunOf
 from hpctrain.tune.runner import End, Look, NotNowError
 from hpctrain.tune.trial import Trial
@@ -41,8 +46,10 @@ _UNREADABLE_S = 2.0
 class JobsRunner(LocalRunner):
     """Runs trials as jobs of Slurm, which go on whatever becomes of this process.
 
-    A job a trial, and no array: each is a run like any other, with its own requeues and successors.
-    Trials are followed by their files. Slurm is asked as seldom as by one who follows a single run.
+    A job a trial, and no array: each is a run like any other, with its own requeues. What follows a
+    job that may not be requeued is submitted here, where jobs are counted, or by the run itself if
+    this process is gone. Trials are followed by their files. Slurm is asked as seldom as by one who
+    follows a single run.
 
     Parameters
     ----------
@@ -136,6 +143,8 @@ class JobsRunner(LocalRunner):
             self._warn_of_files(trial, error)
             self._look_at[trial.trial_id] = now + _UNREADABLE_S
             return Look()
+        if look.end is not None:
+            look = replace(look, end=self._explain_end(trial, look.end))
         pace = self._paces.setdefault(trial.trial_id, Pace())
         self._look_at[trial.trial_id] = now + pace.next_interval(self._watch(trial).status)
         return look
@@ -213,6 +222,19 @@ class JobsRunner(LocalRunner):
     def _job_name(self, trial: Trial) -> str:
         return f"{self._run_of(trial.trial_id).parent.name}-{trial.trial_id}"
 
+    def _tuner_sign(self, trial: Trial) -> Path:
+        return SweepPaths(root=self._run_of(trial.trial_id).parent).alive
+
+    def _explain_end(self, trial: Trial, end: End) -> End:
+        """Return the end of a run with whether it is to go on in another job."""
+        watch = self._watch(trial)
+        if not end.was_stopped or end.is_for_good or not (why := find_job_end(watch.paths)):
+            return end
+        end = replace(end, is_orphaned=True, reason=why)
+        watch.is_orphaned = True
+        watch.note_end(end)
+        return end
+
     def _begin(self, trial: Trial, submission: Submission) -> None:
         # The limits of all trials are alike, and so would be the warnings.
         submit_prepared(submission, policy="auto", warns=not self._has_warned)
@@ -262,6 +284,17 @@ class JobsRunner(LocalRunner):
             return read_status(RunPaths(self._run_of(trial_id)))
         except OSError:
             return None
+
+
+def find_job_end(paths: RunPaths) -> str:
+    """Return why the job of a run ended that was left to this sweep; empty if it was not."""
+    why = ""
+    for event in read_events(paths):
+        if event["event"] in ("fit", "executor-started"):
+            why = ""
+        elif event["event"] == LEFT_TO_TUNER:
+            why = str(event.get("why"))
+    return why
 
 
 def _find_live(job_ids: Collection[str]) -> set[str]:

@@ -111,6 +111,7 @@ class LocalRunner:
             stops_exactly=True,
             awaits_decisions=self._decides,
             job_name=self._job_name(trial),
+            tuner_sign=self._tuner_sign(trial),
         )
 
     def start(self, trial: Trial) -> None:
@@ -352,6 +353,10 @@ class LocalRunner:
 
     def _job_name(self, trial: Trial) -> str | None:
         """Return the name of the job of a trial; None where it has none."""
+        return None
+
+    def _tuner_sign(self, trial: Trial) -> Path | None:
+        """Return the file by which a trial sees a tuner that submits its further jobs."""
         return None
 
     def _make_life(self, paths: RunPaths) -> LifeTest:

@@ -498,6 +498,73 @@ def test_a_sweep_lives_with_the_number_of_jobs_that_the_site_takes(
     assert [len(set(login.result(number).job_ids)) for number in range(4)] == [1, 1, 1, 1]
 
 
+NOT_REQUEUED = """
+limits = {"account": "few", "sbatch_args": ["--no-requeue"]}
+results = sweep_of(trainer(goes_on, **limits), 3, max_jobs=2).fit()
+print("ended", [result.metrics["x"] for result in results], results.num_errors)
+"""
+
+
+def test_a_job_that_may_not_be_requeued_is_followed_by_another_one_within_the_limits(
+    limited: VirtualCluster, tmp_path: Path
+) -> None:
+    """The site takes two jobs, and both are at work: a third one would be refused."""
+    login = Login(limited, tmp_path, NOT_REQUEUED)
+    with login.sweeping() as process:
+        login.wait_for_checkpoints(0, 1)
+        first = login.job_of(0)
+        login("scancel", "--signal=USR2", first)
+        wait_until(lambda: len(login.result(0).attempts) == 2, login.printed, process=process)
+        assert login.job_of(0) != first
+        (tmp_path / "go").touch()
+        assert process.wait(TIMEOUT_S) == 0, login.printed()
+    assert "trial_00000 is to go on: job " in login.printed()
+    assert "ended [0, 1, 2] 0" in login.printed()
+    assert "waits, and is tried again later" not in login.printed(), "no job is one too many"
+    result = login.result(0)
+    assert len(result.job_ids) == 2
+    assert are_without_gaps(result), "it goes on from its checkpoint"
+    assert len(login.result(1).job_ids) == 1
+
+
+def test_a_trial_without_a_tuner_waits_if_the_site_takes_no_further_job(
+    limited: VirtualCluster, tmp_path: Path
+) -> None:
+    login = Login(limited, tmp_path, NOT_REQUEUED)
+    with login.sweeping() as process:
+        login.wait_for_checkpoints(0, 1)
+        process.kill()
+        process.wait(TIMEOUT_S)
+    login("scancel", "--signal=USR2", login.job_of(0))
+    wait_until(lambda: login.result(0).state == "stopped")
+    assert "The tuner of its sweep continues it in another job" in str(login.result(0).error)
+    # There is room for one more.
+    (tmp_path / "go.trial_00001").touch()
+    wait_until(lambda: login.result(1).state == "finished")
+    (tmp_path / "go").touch()
+    login.run()
+    assert "ended [0, 1, 2] 0" in login.printed()
+    assert are_without_gaps(login.result(0))
+
+
+def test_a_trial_without_a_tuner_submits_its_next_job_itself(
+    virtual_slurm: VirtualCluster, tmp_path: Path, leaves_nothing: None
+) -> None:
+    code = NOT_REQUEUED.replace('"account": "few", ', "").replace("3, max_jobs=2", "1, max_jobs=1")
+    login = Login(virtual_slurm, tmp_path, code)
+    with login.sweeping() as process:
+        login.wait_for_checkpoints(0)
+        process.kill()
+        process.wait(TIMEOUT_S)
+    login("scancel", "--signal=USR2", login.job_of(0))
+    wait_until(lambda: len(login.result(0).attempts) == 2)
+    (tmp_path / "go").touch()
+    wait_until(lambda: login.result(0).state == "finished")
+    assert are_without_gaps(login.result(0))
+    login.run()
+    assert "ended [0] 0" in login.printed()
+
+
 # What the script says instead, what the environment says, and what is printed.
 BAD: dict[str, tuple[str, dict[str, str], str]] = {
     "inside an allocation": (
