@@ -22,12 +22,13 @@ def shows_life(sign: Path, *, patience_s: float) -> bool:
     patience_s
         Seconds without a change after which it counts as gone.
     """
-    first, deadline = _read(sign), Deadline(patience_s)
+    seen, deadline = _read(sign), Deadline(patience_s)
     while not deadline.is_over:
         time.sleep(LOOK_INTERVAL_S)
         present = _read(sign)
-        if present and present != first:
+        if seen and present not in (seen, b""):
             return True
+        seen = seen or present
     return False
 
 

@@ -15,6 +15,7 @@ from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.slurm.output import Job
+from hpctrain.tune.jobs_runner import find_job_end
 
 
 class Slurm:
@@ -53,7 +54,14 @@ def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path)
 
 
-def lose(paths: RunPaths, *, launcher: str, requeue: bool = False, job_id: str = "7") -> None:
+def lose(
+    paths: RunPaths,
+    *,
+    launcher: str,
+    requeue: bool = False,
+    job_id: str = "7",
+    tuner_sign: str | None = None,
+) -> None:
     """Let an agent find out that the executor of a run is lost."""
     status = RunStatus(
         name="run",
@@ -65,7 +73,8 @@ def lose(paths: RunPaths, *, launcher: str, requeue: bool = False, job_id: str =
         owner_host="node1",
     )
     RunRecord(paths).write(status)
-    content = {"format": 2, "launch_plan": {"launcher": launcher, "requeue": requeue}}
+    plan = {"launcher": launcher, "requeue": requeue, "tuner_sign": tuner_sign}
+    content = {"format": 2, "launch_plan": plan}
     paths.plan.write_text(json.dumps(content))
     lease.take_over(paths.root, ("192.0.2.1", 9), lease_s=0.02)
 
@@ -96,6 +105,27 @@ def test_otherwise_another_job_is_submitted_and_this_one_cancelled(
     status = read_status(paths)
     assert status is not None
     assert (status.state, status.job_id) == (RunState.SUBMITTED, "8")
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_tuner_at_work_submits_the_next_job_of_its_trial(
+    slurm: Slurm, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+):
+    monkeypatch.setattr(lease, "shows_life", lambda sign, patience_s: is_alive)
+    slurm.job = running(is_batch=True)
+    lose(paths, launcher="slurm", tuner_sign="/scratch/sweep/alive")
+    status = read_status(paths)
+    assert status is not None
+    if not is_alive:
+        assert slurm.done == [("submit", "000004"), ("cancel", "7")]
+        assert status.state is RunState.SUBMITTED
+        return
+    assert slurm.done == [("cancel", "7")]
+    assert (status.state, status.job_id) == (RunState.STOPPED, "7")
+    assert status.error == (
+        "node node1, which had the executor, is lost; the tuner of its sweep goes on."
+    )
+    assert find_job_end(paths) == "node node1, which had the executor, is lost"
 
 
 def test_the_status_of_a_job_that_runs_the_run_already_stands(slurm: Slurm, paths: RunPaths):

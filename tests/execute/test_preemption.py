@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpctrain import RunConfig
-from hpctrain.errors import LaunchError, WorkerError
+from hpctrain.errors import LaunchError, RunStoppedError, WorkerError
 from hpctrain.execute import preemption as preemption_module
 from hpctrain.execute import time_limit
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.rundir.history import History
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import Job
 from tests.plans import make_plan
 
@@ -24,20 +28,37 @@ class Wishes:
     def __init__(self) -> None:
         self.decision = StopDecision()
         self.status: dict[str, Any] = {}
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.run_record = SimpleNamespace(
-            change=self.status.update, change_later=self.status.update
+            change=self.status.update,
+            change_later=self.status.update,
+            history=History(),
+            hand_over=lambda metrics: None,
+            name_successor=lambda job_id: self.status.update(job_id=job_id),
+            note=lambda event, **details: self.events.append((event, details)),
         )
+        self.paths = RunPaths(Path("/scratch/run"))
+        self.checkpoints = SimpleNamespace(latest_name="000004")
 
     @property
     def stop(self) -> StopNotice | None:
         return self.decision.notice
 
+    def check_stop_request(self) -> None:
+        """Nobody asks."""
+
+    def checkpoint_path(self) -> str:
+        return "/scratch/run/checkpoints/000004"
+
+    def progress(self) -> dict[str, Any]:
+        return {}
+
     def request_stop(self, notice: StopNotice) -> None:
         self.decision = self.decision.after_request(notice)
 
 
-def preemption(launcher: Any, recorder: Wishes) -> Preemption:
-    plan = make_plan(launcher, num_workers=1, cpus=4)
+def preemption(launcher: Any, recorder: Wishes, *, tuner_sign: str | None = None) -> Preemption:
+    plan = replace(make_plan(launcher, num_workers=1, cpus=4), tuner_sign=tuner_sign)
     recorded: Any = recorder
     return Preemption(plan=plan, run_config=RunConfig(), recorder=recorded, signals=[])
 
@@ -117,3 +138,64 @@ def test_a_warning_that_kills_what_is_being_started_is_one_all_the_same(
     error = LaunchError(f"the agents of the nodes did not start: {printed}")
     preemption("allocation", recorder).look_after_failure(tracker, error)
     assert (recorder.stop and recorder.stop.kind) is kind
+
+
+LIMIT = "sbatch: error: AssocMaxSubmitJobLimit"
+LEFT = ("left-to-tuner", {"why": "the time limit of job 7 ends", "checkpoint": "000004"})
+
+
+@pytest.mark.parametrize(
+    ("sign", "is_alive", "refusal", "outcome"),
+    [
+        (None, False, "", "8"),
+        ("/scratch/sweep/alive", True, "", RunStoppedError),
+        ("/scratch/sweep/alive", False, "", "8"),
+        # No one else knows that the site takes a job later.
+        ("/scratch/sweep/alive", False, LIMIT, RunStoppedError),
+        ("/scratch/sweep/alive", False, "sbatch: error: invalid account", LaunchError),
+        (None, False, LIMIT, LaunchError),
+    ],
+)
+def test_the_tuner_of_a_sweep_submits_the_next_job_of_a_trial(
+    monkeypatch: pytest.MonkeyPatch,
+    sign: str | None,
+    is_alive: bool,
+    refusal: str,
+    outcome: str | type[Exception],
+) -> None:
+    submitted: list[str] = []
+
+    def submit(paths: RunPaths, **details: Any) -> str:
+        if refusal:
+            raise LaunchError(refusal)
+        submitted.append("8")
+        return "8"
+
+    asked: list[tuple[Path, float]] = []
+
+    def look(path: Path, *, patience_s: float) -> bool:
+        asked.append((path, patience_s))
+        return is_alive
+
+    job = Job(job_id="7", state="RUNNING", is_batch=True)
+    monkeypatch.setattr(preemption_module, "read_own_job", lambda **_: job)
+    monkeypatch.setattr(preemption_module, "submit_successor", submit)
+    monkeypatch.setattr(preemption_module, "shows_life", look)
+    recorder = Wishes()
+    notice = StopNotice(
+        kind=StopKind.TIME_LIMIT,
+        why="the time limit of job 7 ends",
+        deadline=time.time() + 12.0,
+    )
+    recorder.request_stop(notice)
+    of_run = preemption("slurm", recorder, tuner_sign=sign)
+    if isinstance(outcome, str):
+        assert of_run.leave(LaunchError("left"))
+        assert recorder.status == {"job_id": outcome}
+    else:
+        with pytest.raises(outcome):
+            of_run.leave(LaunchError("left"))
+    assert submitted == (["8"] if outcome == "8" else [])
+    assert recorder.events == ([LEFT] if outcome is RunStoppedError else [])
+    assert [str(path) for path, _ in asked] == ([] if sign is None else [sign])
+    assert all(0 < patience_s <= 6.0 for _, patience_s in asked), "half of what is left"
