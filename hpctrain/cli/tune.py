@@ -66,9 +66,13 @@ def _render(paths: SweepPaths, record: SweepRecord) -> tuple[str, bool]:
     """Return the table of the trials, and whether the sweep is at work."""
     from hpctrain.cli.list_runs import fit_rows, render_rows, width_of_output
     from hpctrain.printable import show_controls
+    from hpctrain.tune.tuner_life import describe_silence
 
     found, width = to_json(paths, record), width_of_output()
-    text, is_at_work = show_controls(describe(found, width=width)), found["state"] == "running"
+    text, is_at_work = describe(found, width=width), found["state"] == "running"
+    if is_at_work and (silence := describe_silence(paths)):
+        text += f"\n{silence}. If it is gone, {_explain_restore(found)}"
+    text = show_controls(text)
     if not found["trials"]:
         return text, is_at_work
     has_jobs = any(trial["job_id"] for trial in found["trials"])
@@ -261,9 +265,13 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
         line += f"; a copy of {found['copy_of']}"
     line = _wrap(line, width, indent=2)
     if found["state"] in ("interrupted", "stopped"):
-        line += f"\ngo on with: Tuner.restore({found['path']!r}, trainable).fit()"
+        line += f"\n{_explain_restore(found)}"
         line += _explain_retry(found["trials"])
     return line
+
+
+def _explain_restore(found: dict[str, Any]) -> str:
+    return f"go on with: Tuner.restore({found['path']!r}, trainable).fit()"
 
 
 def _explain_retry(trials: Sequence[dict[str, Any]]) -> str:

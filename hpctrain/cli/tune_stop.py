@@ -45,6 +45,7 @@ def _stop_trial(sweep: SweepArgument, trial: str, *, now: bool) -> str:
     from hpctrain.tune.ledger import SweepPaths
     from hpctrain.tune.person_stops import mark_stopped
     from hpctrain.tune.place import find_state
+    from hpctrain.tune.tuner_life import describe_silence
 
     run, found = find_trial(sweep, trial)
     status = read_status(run)
@@ -60,7 +61,8 @@ def _stop_trial(sweep: SweepArgument, trial: str, *, now: bool) -> str:
             return done
         return f"{trial} was ended." if now else f"asked {trial} to stop at its next report."
     waits = "has not begun" if status is None else "waits"
-    when = "now" if find_state(paths, record) == "running" else "when the sweep goes on"
+    is_at_work = find_state(paths, record) == "running" and not describe_silence(paths)
+    when = "now" if is_at_work else "when the sweep goes on"
     return f"{trial} {waits}, and does not run any more: it ends {when}."
 
 

@@ -22,6 +22,7 @@ from hpctrain.tune.ledger import SweepPaths, SweepRecord, read_record
 from hpctrain.tune.place import find_original, find_state
 from hpctrain.tune.trial import Trial, TrialState
 from hpctrain.tune.trial_progress import ADDED, make_report
+from hpctrain.tune.tuner_life import describe_silence
 
 _GROUP_OF = {
     TrialState.PENDING: "waiting",
@@ -41,6 +42,8 @@ class SweepOverview:
     """As of `hpctrain.tune.place.find_state`; ``unread`` if its ledger cannot be read."""
     reason: str | None = None
     """Why it ended early."""
+    silence: str = ""
+    """That its tuner, on another host, has shown no sign of life for long; else empty."""
     copy_of: str | None = None
     """The directory that it was copied from."""
     began_at: float = 0.0
@@ -65,7 +68,8 @@ class SweepOverview:
         line = f"sweep of {counted(self.num_trials, 'trial')}" + (f": {states}" if states else "")
         if self.best is not None:
             line += f"; best {self.best} {self.metric}={format_value(self.value)}"
-        return line + (f"; a copy of {self.copy_of}" if self.copy_of else "")
+        further = (self.silence, f"a copy of {self.copy_of}" if self.copy_of else "")
+        return "; ".join(filter(None, (line, *further)))
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``hpctrain list --json`` has of it. Not collective."""
@@ -110,6 +114,7 @@ def read_overview(root: Path) -> SweepOverview:
         path=paths.root,
         state=state,
         reason=record.reason,
+        silence=describe_silence(paths) if state == "running" else "",
         copy_of=original,
         began_at=record.started["time"],
         ended_at=ended.get("time"),

@@ -18,12 +18,15 @@ from hpctrain.launch.life import LONGEST_GAP_S, LOOK_INTERVAL_S, QUIET_S, job_is
 from hpctrain.log import log
 from hpctrain.own_files import create_file
 from hpctrain.own_time import OwnTime
+from hpctrain.rundir.display import format_elapsed
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_content
 from hpctrain.tune.ledger import SweepPaths
 
 _BEAT_S = 2.0
 _ASK_INTERVAL_S = 60.0
+# Clocks of the hosts of a cluster differ by less.
+_LONG_SILENCE_S = 2 * timeouts.EXECUTOR_SILENCE_S
 
 
 class TunerLife:
@@ -217,6 +220,28 @@ class TunerWatch:
             f"process {owner['pid']} on {owner['host']}, which ran the sweep {root}, {why}. Go on "
             f"with: Tuner.restore({root!r}, trainable).fit()"
         )
+
+
+def describe_silence(paths: SweepPaths) -> str:
+    """Return that the tuner of a sweep has shown no sign of life for long; else an empty string.
+
+    Not collective. One look at the age of its last sign: clocks of hosts differ, and the process
+    may be suspended, so that this alone does not make it a dead one.
+    """
+    claim = find_claim(RunPaths(paths.root))
+    if claim is None or claim.is_here:
+        return ""
+    try:
+        age_s = time.time() - os.stat(paths.alive).st_mtime
+    except OSError:
+        return ""
+    if age_s < _LONG_SILENCE_S:
+        return ""
+    owner = json.loads(claim.owner)
+    return (
+        f"its tuner, process {owner['pid']} on {owner['host']}, has shown no sign of life for "
+        f"{format_elapsed(age_s)}"
+    )
 
 
 def seconds_of_last(paths: SweepPaths) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import hpctrain
 from hpctrain import ConfigError, RunConfig, tune
+from hpctrain.cli.main import app
 from hpctrain.errors import LaunchError, RunStoppedError, SupersededError
 from hpctrain.launch import life
 from hpctrain.launch.claim import find_claim, release_claim
@@ -244,6 +247,31 @@ def test_who_follows_a_sweep_notices_that_its_tuner_died_elsewhere(
     clock.now, clock.at_sleep = 0.0, lambda: clock.now < 50 or (claim / "owner").write_text("")
     watch_beside(paths, clock)
     assert clock.now == 60
+
+
+@pytest.mark.parametrize(("age_s", "is_silent"), [(3.0, False), (60.0, False), (754.0, True)])
+def test_a_look_at_a_sweep_says_for_how_long_its_tuner_elsewhere_is_silent(
+    tmp_path: Path, age_s: float, is_silent: bool
+) -> None:
+    fit(tmp_path)
+    root = tmp_path / "s"
+    claim = claim_from_elsewhere(root)
+    when = time.time() - age_s
+    os.utime(SweepPaths(root=root).alive, (when, when))
+    silence = "its tuner, process 7 on node-that-is-gone, has shown no sign of life for 12:3"
+    said = CliRunner().invoke(app, ["tune", "status", str(root)]).stdout
+    listed = CliRunner().invoke(app, ["list", str(tmp_path)]).stdout
+    assert "s: running, 1 trial" in said
+    assert (silence in said) == is_silent
+    assert (silence in listed) == is_silent
+    goes_on = f"If it is gone, go on with: Tuner.restore({str(root)!r}, trainable).fit()"
+    assert (goes_on in said) == is_silent
+    # One that has ended is silent, too.
+    (claim / "owner").unlink()
+    claim.rmdir()
+    said = CliRunner().invoke(app, ["tune", "status", str(root)]).stdout
+    assert "s: ended" in said
+    assert "no sign of life" not in said
 
 
 def test_a_tuner_whose_job_is_over_is_gone_at_once(
