@@ -95,6 +95,9 @@ def wait_for(
     timeout_s
         Seconds to wait at most.
     """
+    if predicate():
+        # As a rule: what follows takes as long as the rest of a report().
+        return True
     deadline = Deadline(timeout_s)
     while not condition.wait_for(predicate, min(deadline.left_s, LOOK_INTERVAL_S)):
         if deadline.is_over:

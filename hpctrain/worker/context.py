@@ -124,7 +124,9 @@ def report(
             f"there."
         )
     session = worker.session
-    task = validation_task(worker, validation, has_checkpoint=checkpoint is not None)
+    task = None
+    if validation is not False:
+        task = validation_task(worker, validation, has_checkpoint=checkpoint is not None)
     if checkpoint is None:
         if task is None:
             session.report(metrics)

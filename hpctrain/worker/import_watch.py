@@ -44,6 +44,8 @@ class ImportWatch:
 
     def take_new(self) -> list[str]:
         """Return the modules that were imported since the last call. Not collective."""
+        if len(self._found) == len(self._returned):
+            return []
         # One whose import has failed is gone again.
         new = sorted(name for name in self._found - self._returned if name in sys.modules)
         self._returned.update(new)

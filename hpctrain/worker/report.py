@@ -154,23 +154,24 @@ class Session:
         upload: Upload | None,
         validation: Mapping[str, Any] | None,
     ) -> None:
-        begun, loop_time = self.reports, self.loop_time
+        count, loop_time = self._count, self.loop_time
+        begun = count.begun
         is_first = loop_time.begin(CHECKPOINT)
         try:
             content = encode_metrics(metrics)
             lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
             if upload is not None:
-                upload.check(report=self.reports + 1, paths=self._paths)
+                upload.check(report=begun + 1, paths=self._paths)
                 if self.parts.holds_in_scratch(upload):
                     upload = upload.from_scratch()
                 if upload.is_async:
                     self._commits.wait_for_room()
-            number = self._count.begin()
+            number = count.begin()
             if self._goals is not None and self._goals.is_met(number, content):
                 # Before the executor can answer.
-                self._count.promise()
+                count.promise()
             elif self._awaits_decisions:
-                self._count.promise(to_tuner=True)
+                count.promise(to_tuner=True)
             waited, attempt = loop_time.encode(), self.world.attempt
             if upload is None:
                 line = encode_line(number, attempt, b"null", content, waited=waited, lacks=lacks)
@@ -194,9 +195,9 @@ class Session:
             # Last, so a function that catches its error has made as many reports as other ranks.
             self._commits.look()
         finally:
-            if self._awaits_decisions and self.reports != begun:
+            if self._awaits_decisions and count.begun != begun:
                 # Also of one that could not be saved: who catches that goes on.
-                self._channel.progress("awaits", report=self.reports)
+                self._channel.progress("awaits", report=count.begun)
             if is_first:
                 loop_time.end()
 

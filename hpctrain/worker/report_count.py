@@ -76,9 +76,12 @@ class ReportCount:
             If the last report has been made.
         """
         with self._change:
-            self._await_answer()
+            if self._promised:
+                self._await_answer()
             # For the moment in which the executor asks all ranks how far they are.
-            if not wait_for(self._change, lambda: not self._frozen, self._timeout_s):
+            if self._frozen and not wait_for(
+                self._change, lambda: not self._frozen, self._timeout_s
+            ):
                 raise CheckpointError(
                     f"rank {self._rank} waited {self._timeout_s:.0f} s for the executor to say "
                     f"at which report to stop. SyncConfig(sync_timeout=...) sets how long to wait."
