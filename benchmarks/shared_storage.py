@@ -7,8 +7,9 @@
 On a virtual cluster a filesystem that counts is mounted over the environment, its interpreter and
 hpctrain (`programs/counting_filesystem.py`), for each node a client of its own that keeps nothing
 of an earlier run. It answers DELAY_MS late, as a parallel filesystem does that others use too, and
-keeps names and attributes for three seconds, as an NFS client does (acregmin). Numbers of requests
-and bytes do not depend on what else the machine does; seconds do.
+keeps names and attributes for three seconds, as an NFS client does (acregmin). Bytes do not depend
+on what else the machine does, nor do requests, but that a start that takes longer asks for some
+names again. ``PATH`` should have no directory of the environment: the shell looks there, too.
 
 - ``start``: ranks of one report, with a checkpoint, on one node. Each imports for itself; or they
   are forked from a process that has imported once; or the environment is packed.

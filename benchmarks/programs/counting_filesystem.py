@@ -268,7 +268,8 @@ def main(argv: list[str]) -> None:
         for filesystem in mounted:
             counts += filesystem.counts
     finally:
-        for place in places:
+        # One that was mounted over another hides it.
+        for place in reversed(places):
             ctypes.CDLL(None).umount2(os.fsencode(place), _MNT_DETACH)
     Path(answer).write_text(json.dumps(counts))
 
