@@ -112,7 +112,10 @@ def _compare(
             for name, seconds in _measure(suite, row, trees[version], sizes, own=own):
                 if number > 0:
                     rows.setdefault(name, Compared(name)).seconds[version].append(seconds)
-    return list(rows.values())
+    both = [row for row in rows.values() if all(row.seconds.values())]
+    for name in rows.keys() - {row.name for row in both}:
+        print(f"{name}: only one of the versions has it", file=sys.stderr)
+    return both
 
 
 def _measure(
