@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from hpctrain.callback import RunContext, UserCallback
@@ -25,6 +26,11 @@ class CallbackCalls:
     def __init__(self, callbacks: Sequence[UserCallback], run_record: ExecutorRecord) -> None:
         self._callbacks = callbacks
         self._run_record = run_record
+
+    @cached_property
+    def _sweep(self) -> str | None:
+        # A run stays where it is: not to be asked for on a shared filesystem with every report.
+        return sweep_of(self._run_record.paths.root)
 
     def __bool__(self) -> bool:
         """Return whether there are callbacks."""
@@ -49,7 +55,7 @@ class CallbackCalls:
             attempt=status.attempt,
             world_size=status.world_size,
             report=report,
-            sweep=sweep_of(self._run_record.paths.root),
+            sweep=self._sweep,
         )
         for callback in self._callbacks:
             try:

@@ -51,6 +51,20 @@ def test_a_hook_gets_the_context_of_the_run(run_record: ExecutorRecord):
     )
 
 
+def test_the_sweep_of_a_trial_is_looked_for_once(tmp_path: Path):
+    (tmp_path / "trial").mkdir()
+    ledger = tmp_path / "tune.jsonl"
+    ledger.touch()
+    status = RunStatus(name="trial", state=RunState.RUNNING, launcher="local")
+    seen = Seen()
+    calls = CallbackCalls([seen], ExecutorRecord(RunPaths(tmp_path / "trial"), status))
+    calls.call("on_finish", None, report=1)
+    # As where a filesystem does not answer for a moment.
+    ledger.unlink()
+    calls.call("on_finish", None, report=2)
+    assert [context.sweep for context, _ in seen.calls] == [tmp_path.name] * 2
+
+
 def test_no_callbacks_are_false(run_record: ExecutorRecord):
     assert not CallbackCalls([], run_record)
 
