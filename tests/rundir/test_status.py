@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def test_a_status_comes_back_as_it_was_written_with_the_time(tmp_path: Path):
     written = write_status(RunPaths(tmp_path), status)
     assert before <= written.updated_at <= time.time()
     assert read_status(RunPaths(tmp_path)) == written
+
+
+def test_a_changed_status_is_another_one_and_has_no_fields_of_its_own():
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", reports=2)
+    changed = status.with_changes(reports=3, nodes=("node1",))
+    assert changed == replace(status, reports=3, nodes=("node1",))
+    assert status.reports == 2
+    with pytest.raises(TypeError, match="report_number"):
+        status.with_changes(report_number=3)
 
 
 def test_a_directory_without_a_status_is_not_an_error(tmp_path: Path):
