@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 
@@ -13,77 +14,77 @@ class RunPaths:
     root: Path
     """The run directory, ``storage_path/name``."""
 
-    @property
+    @cached_property
     def plan(self) -> Path:
         """Request, versions, git state."""
         return self.root / "plan.json"
 
-    @property
+    @cached_property
     def spec(self) -> Path:
         """What each rank runs."""
         return self.root / "spec.pkl"
 
-    @property
+    @cached_property
     def code(self) -> Path:
         """Commit and uncommitted changes of the script's tree."""
         return self.root / "code.json"
 
-    @property
+    @cached_property
     def code_patch(self) -> Path:
         """These changes, for ``git apply``."""
         return self.root / "code.patch"
 
-    @property
+    @cached_property
     def ledger(self) -> Path:
         """Every attempt, one line an event."""
         return self.root / "ledger.jsonl"
 
-    @property
+    @cached_property
     def status(self) -> Path:
         """State and last progress."""
         return self.root / "status.json"
 
-    @property
+    @cached_property
     def live(self) -> Path:
         """How far each rank is, and what the nodes do, for those who look at the run."""
         return self.root / "live.json"
 
-    @property
+    @cached_property
     def metrics(self) -> Path:
         """One line a report of rank 0."""
         return self.root / "metrics.jsonl"
 
-    @property
+    @cached_property
     def return_value(self) -> Path:
         """What rank 0's training function returned."""
         return self.root / "return_value.pkl"
 
-    @property
+    @cached_property
     def checkpoints(self) -> Path:
         """Directory of checkpoints."""
         return self.root / "checkpoints"
 
-    @property
+    @cached_property
     def artifacts(self) -> Path:
         """Directory for whatever else ranks write."""
         return self.root / "artifacts"
 
-    @property
+    @cached_property
     def submission(self) -> Path:
         """Directory of the batch jobs: their script and output."""
         return self.root / "slurm"
 
-    @property
+    @cached_property
     def batch_script(self) -> Path:
         """The script that the run's jobs are submitted with."""
         return self.submission / "batch.sh"
 
-    @property
+    @cached_property
     def stop_request(self) -> Path:
         """Its existence asks the executor to stop the run."""
         return self.root / "stop"
 
-    @property
+    @cached_property
     def profile_request(self) -> Path:
         """Its content asks the executor to let ranks be profiled."""
         return self.root / "profile"
@@ -96,7 +97,7 @@ class RunPaths:
         """Trace of one rank for a profile."""
         return self.profile(name) / f"rank-{rank:05d}.json"
 
-    @property
+    @cached_property
     def executor_log(self) -> Path:
         """Output of an executor in the background, without a job of its own."""
         return self.root / "executor.log"
