@@ -70,29 +70,30 @@ class Progress:
         rank = int(frame.header.get("rank", -1))
         if not 0 <= rank < len(self):
             return
-        if frame.op == "stacks":
+        op = frame.op
+        if op == "stacks":
             self.stacks[rank] = frame.body.decode(errors="replace")
             if frame.header.get("record_follows"):
                 self._owing.add(rank)
-        elif frame.op == "collectives":
+        elif op == "collectives":
             self._owing.discard(rank)
             self.collectives[rank] = [GroupRecord.from_json(g) for g in json.loads(frame.body)]
-        elif frame.op == "examined":
+        elif op == "examined":
             self.seen[rank] = frame.body.decode(errors="replace")
             self.reasons[rank] = frame.header["reason"]
-        elif frame.op == "step-times":
+        elif op == "step-times":
             self.step_times[rank] = frame.body, frame.header["cost_us"]
-        elif frame.op == "load":
+        elif op == "load":
             from hpctrain.worker.load import Load
 
             self.loads[rank] = Load.from_json(json.loads(frame.body))
-        elif frame.op in ("report", "part", "phase", "done", "heartbeat"):
+        elif op in ("report", "part", "phase", "done", "heartbeat"):
             self._since[rank] = self.now
-            if frame.op == "report":
+            if op == "report":
                 self._reports[rank] += 1
-            elif frame.op == "phase":
+            elif op == "phase":
                 self._phases[rank] = frame.header["phase"]
-            elif frame.op == "done":
+            elif op == "done":
                 self._phases[rank] = "done"
 
     def ask(self) -> None:

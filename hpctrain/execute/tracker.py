@@ -156,42 +156,42 @@ class AttemptTracker:
 
     def feed(self, frame: Frame) -> list[ReportRound]:
         """Take a frame in; return the reports that it completed, in order."""
-        rank = int(frame.header.get("rank", -1))
-        if frame.op == "report":
+        rank, op = int(frame.header.get("rank", -1)), frame.op
+        if op == "report":
             return self._note_report(rank, frame)
-        if frame.op == "part":
+        if op == "part":
             self._parts[frame.header["report"]][rank] = StagedPart.from_bytes(frame.body)
             return self._whole_rounds()
-        if frame.op == "checkpoints":
+        if op == "checkpoints":
             self.asked.add(frame.header["report"])
             return []
-        if frame.op == "slot":
+        if op == "slot":
             self.slots.append((rank, frame.header["number"], frame.header["wanted"]))
-        elif frame.op == "phase":
+        elif op == "phase":
             self._phases[rank] = frame.header["phase"]
-        elif frame.op == "done":
+        elif op == "done":
             self._phases[rank] = "done"
             self._done.add(rank)
             self.was_notified |= bool(frame.header.get("notified"))
             if rank == 0:
                 self._return_value = frame.body
-        elif frame.op == "failed":
+        elif op == "failed":
             self.failures.setdefault(rank, RankFailure.from_json(json.loads(frame.body)))
-        elif frame.op == "lost" and rank not in self._done:
+        elif op == "lost" and rank not in self._done:
             self.lost.setdefault(rank, bool(frame.header.get("agent")))
             if memory := frame.header.get("memory"):
                 self.memory[rank] = memory
-        elif frame.op == "cut-off" and rank not in self._done:
+        elif op == "cut-off" and rank not in self._done:
             self.cut_off.setdefault(rank, frame.header["relay"])
-        elif frame.op == "returned":
+        elif op == "returned":
             self._returned[rank] = frame.header["reports"], frame.header["collectives"]
-        elif frame.op == "waits":
+        elif op == "waits":
             self._waits[rank] = frame.header["collective"], frame.header["stage"]
-        elif frame.op == "awaits":
+        elif op == "awaits":
             self.awaited = max(self.awaited, frame.header["report"])
-        elif frame.op == "frozen":
+        elif op == "frozen":
             self._frozen[rank] = frame.header["report"]
-        elif frame.op == "signal":
+        elif op == "signal":
             self.signals.append(frame.header["name"])
         return []
 
