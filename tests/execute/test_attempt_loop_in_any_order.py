@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,12 @@ def no_files(path: Path) -> Result:
     raise ConfigError(f"there is no run in {path}")
 
 
+@cache
+def open_checkpoint(directory: Path, name: str) -> Checkpoint:
+    """Return a handle, which has no state: all runs have those of the same names."""
+    return Checkpoint(directory / name)
+
+
 class Store(CheckpointStore):
     """Checkpoints without files."""
 
@@ -152,7 +159,7 @@ class Store(CheckpointStore):
         return self.open(manifest), []
 
     def open(self, manifest: Manifest) -> Checkpoint:
-        return Checkpoint(self._directory / manifest.name)
+        return open_checkpoint(self._directory, manifest.name)
 
     def manifests(self) -> list[Manifest]:
         return [*self._committed]
@@ -168,6 +175,10 @@ class Seen(UserCallback):
     """Takes note of what callbacks are told, by attempt, and of each end."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Take note of another run."""
         self.numbers: dict[int, list[int]] = {}
         self.failures: dict[int, set[int]] = {}
         self.ends: list[str] = []
@@ -181,6 +192,12 @@ class Seen(UserCallback):
 
     def on_finish(self, run_context: RunContext, result: Any) -> None:
         self.ends.append(result.state)
+
+
+@cache
+def configure(**budgets: int) -> RunConfig:
+    """Return the configuration with some budgets: all the runs have few."""
+    return RunConfig(name="run", failure_config=FailureConfig(**budgets), callbacks=[Seen()])
 
 
 class Story:
@@ -273,17 +290,17 @@ class Group(ScriptedRanks):
     def poll(self, timeout_s: float) -> list[Frame]:
         self._polls += 1
         assert self._polls < MAX_POLLS, f"it does not end: {[rank.did for rank in self.ranks]}"
-        draw = self._draw
-        self.story.clock.now += timeout_s * draw.random()
+        # Not `randint` and `randrange`, which take longer than all that they decide here.
+        draw, size = self._draw.random, len(self.ranks)
+        self.story.clock.now += timeout_s * draw()
         self.story.go_on()
         frames = FakeRanks.poll(self, timeout_s)
-        # Not `randint` and `randrange`, which take longer than all that they decide here.
-        for _ in range(int(self.story.pace * draw.random())):
-            number = int(len(self) * draw.random())
+        for _ in range(int(self.story.pace * draw())):
+            number = int(size * draw())
             rank = self.ranks[number]
             if number in self.dead:
                 continue
-            what = draw.random()
+            what = draw()
             if what < 0.5:
                 if number not in self.over and rank.train():
                     self.over.add(number)
@@ -388,10 +405,13 @@ def check_restarts(story: Story, budgets: Mapping[str, int]) -> None:
 
 def run_in_some_order(seed: int, paths: RunPaths, clock: Clock) -> str:
     """Run a run; return how it ended, in a word."""
-    draw, seen = random.Random(seed), Seen()
+    draw = random.Random(seed)
     story = Group.story = Story(draw, clock)
     budgets: dict[str, Any] = {name: draw.choice([-1, 0, 1, 2]) for name in BUDGETS.values()}
-    config = RunConfig(name="run", failure_config=FailureConfig(**budgets), callbacks=[seen])
+    config = configure(**budgets)
+    (seen,) = config.callbacks
+    assert isinstance(seen, Seen)
+    seen.forget()
     story.executor = run = Executor(
         paths=paths, plan=PLANS[story.size], run_config=config, spec_digest=""
     )
@@ -442,14 +462,16 @@ def test_a_run_ends_once_and_rightly_in_whatever_order_things_happen(
     # What is tried here is the order of things, and not the disk.
     monkeypatch.setattr(executor, "initial_status", lambda *_: STATUS)
     monkeypatch.setattr(executor_record, "read_status", lambda _: None)
+    monkeypatch.setattr(executor_record, "read_events", lambda _: [])
     monkeypatch.setattr(Result, "from_path", no_files)
     monkeypatch.setattr(executor, "await_room", lambda *_, **__: None)
     monkeypatch.setattr(executor, "Recorder", lambda **kw: Recorder(**kw, record_cls=Record))
     monkeypatch.setattr(recorder, "write_return_value", keep)
     ends: Counter[str] = Counter()
+    paths = RunPaths(tmp_path)
     for seed in range(ORDERS):
         try:
-            ends[run_in_some_order(seed, RunPaths(tmp_path), clock)] += 1
+            ends[run_in_some_order(seed, paths, clock)] += 1
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
