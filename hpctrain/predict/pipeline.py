@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -177,7 +178,7 @@ class Writer(_Thread):
             if self._error is not None:
                 raise self._error
         else:
-            self._ended.set()
+            self.abandon()
             self._thread.join(timeouts.LAST_PREDICTIONS_S)
 
     def put(self, part: int, batch: Batch | None, *, is_last: bool) -> None:
@@ -191,6 +192,9 @@ class Writer(_Thread):
     def abandon(self) -> None:
         """Stop writing, and remove an incomplete part. Not collective."""
         self._ended.set()
+        # It looks whether it has ended after each item, and this is one where none is queued.
+        with suppress(queue.Full):
+            self._batches.put_nowait(None)
 
     def _put(self, item: Any) -> None:
         while True:
