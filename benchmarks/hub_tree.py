@@ -73,6 +73,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=("tree", "flat"), default=["tree", "flat"])
     parser.add_argument("--beats", type=int, default=4, help="rounds of heartbeats")
     parser.add_argument(
+        "--interval", type=float, default=BEAT_INTERVAL_S, help="seconds between heartbeats"
+    )
+    parser.add_argument(
         "--rounds", type=int, default=15, help="rounds freeze, answers; of few nodes more"
     )
     parser.add_argument("--json", type=Path, help="file for all numbers")
@@ -82,9 +85,7 @@ def main() -> None:
     for size, shape in itertools.product(arguments.sizes, arguments.shapes):
         fanouts = FITTED_FANOUTS if shape == "tree" and size <= FITTED else (FANOUT,)
         for fanout in fanouts:
-            rows.append(
-                measure(size, shape, fanout, beats=arguments.beats, rounds=arguments.rounds)
-            )
+            rows.append(measure(size, shape, fanout, arguments))
             print(json.dumps(rows[-1]), file=sys.stderr)
     machine["load_after"] = os.getloadavg()
     models = {shape: {cost: fit(rows, shape, cost) for cost in COSTS} for shape in arguments.shapes}
@@ -96,8 +97,9 @@ def main() -> None:
     print(f"{machine['load_after'][0]:.1f} after, Python {machine['python']}")
 
 
-def measure(size: int, shape: str, fanout: int, *, beats: int, rounds: int) -> dict[str, Any]:
+def measure(size: int, shape: str, fanout: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what a hub and so many nodes cost."""
+    interval_s = arguments.interval
     # Nodes that have joined would beat, on the cores on which the others join.
     hub_module.BEAT_INTERVAL_S = float("inf")
     hub = Hub(attempt=1, silence_s=300.0)
@@ -115,21 +117,21 @@ def measure(size: int, shape: str, fanout: int, *, beats: int, rounds: int) -> d
             process.stdin.flush()
         wall_s, cpu_s = timed(hub, lambda: hub.num_ranks == size)
         row |= {"connect_s": wall_s, "connect_cpu_s": cpu_s}
-        hub_module.BEAT_INTERVAL_S = BEAT_INTERVAL_S
-        settled = time.monotonic() + 1.5 * BEAT_INTERVAL_S
+        hub_module.BEAT_INTERVAL_S = interval_s
+        settled = time.monotonic() + 1.5 * interval_s
         timed(hub, lambda: time.monotonic() > settled)
         row["connections"] = hub.num_connections
         # Whole rounds: some seconds would hold four of them or five.
         timed_round(hub)
-        taken = [timed_round(hub) for _ in range(beats)]
+        taken = [timed_round(hub) for _ in range(arguments.beats)]
         row["beat_cpu"] = median(cpu_s / wall_s for wall_s, cpu_s in taken)
         assert len(hub.node_use()) == size
         # Rounds of freeze without heartbeats in between.
         hub_module.BEAT_INTERVAL_S = float("inf")
-        quiet = time.monotonic() + 1.0
+        quiet = time.monotonic() + interval_s / 2
         timed(hub, lambda: time.monotonic() > quiet)
         # Those of few nodes take a millisecond, and vary the more.
-        rounds *= min(MOST_REPEATS, max(1, max(SIZES) // size))
+        rounds = arguments.rounds * min(MOST_REPEATS, max(1, max(SIZES) // size))
         walls, cpus, before = [], [], cpu_of(processes)
         for _ in range(rounds):
             answers = []

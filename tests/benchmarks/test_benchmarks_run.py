@@ -58,9 +58,8 @@ def test_a_restart_with_torch_is_measured_beside_a_cold_start(tmp_path):
 
 
 def test_agents_that_relay_are_measured_beside_those_with_a_connection_each(tmp_path):
-    measured, said = measure(
-        tmp_path, "hub_tree.py", "--sizes", "16", "40", "--beats", "1", "--rounds", "1"
-    )
+    few = ["--beats", "1", "--interval", "0.2", "--rounds", "1"]
+    measured, said = measure(tmp_path, "hub_tree.py", "--sizes", "16", "40", *few)
 
     rows = [(row["nodes"], row["fanout"], row["connections"]) for row in measured["rows"]]
     shapes = [row["shape"] for row in measured["rows"]]
