@@ -567,9 +567,8 @@ CHECKPOINT_PARTS_S = Timeout(
 STATE_READ_S = Timeout(
     1800.0,
     "state_read",
-    "the other ranks, while a state is read",
+    "the other ranks or the disk, while a state is read and nothing moves",
     "CheckpointError",
-    "``load_state(timeout_s=...)``",
 )
 COMMIT_OF_EXECUTOR_S = Timeout(
     1800.0, "commit_of_executor", "a commit, with a stand-alone ``BackendExecutor``", "WorkerError"

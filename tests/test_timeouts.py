@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import pickle
 import re
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ PACKAGE = Path(timeouts.__file__).parent
 # Their seconds are of a scene that they play, and no user waits for them.
 LEFT_OUT = ("testing", "timeouts.py")
 KEYWORDS = re.compile(r"timeout(_s)?|patience_s")
+NAMED = re.compile(r"``([\w.]+)\((\w+)=\.\.\.\)``")
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
@@ -85,6 +88,31 @@ def test_a_setting_is_a_field(row: SettingRow) -> None:
     config = pytest.importorskip(module.partition(".")[0]) and import_module(module)
     assert name in {field.name for field in fields(getattr(config, owner))}
     assert row.shown == f"{owner}({name}=...)"
+
+
+def public(name: str) -> Any:
+    """Return what a user writes so: of hpctrain, its collectives or its torch."""
+    owner, _, method = name.partition(".")
+    for module in ("hpctrain", "hpctrain.collective", "hpctrain.torch"):
+        if hasattr(found := import_module(module), owner):
+            return getattr(getattr(found, owner), method) if method else getattr(found, owner)
+    raise AssertionError(f"{name} is not public")
+
+
+@pytest.mark.parametrize(
+    ("row", "setting"), [(row, found) for row in TIMEOUTS for found in NAMED.findall(row.setting)]
+)
+def test_what_changes_a_row_is_a_parameter_of_its_own(
+    row: Timeout, setting: tuple[str, str]
+) -> None:
+    name, argument = setting
+    parameter = inspect.signature(public(name)).parameters.get(argument)
+    # In **others it would be taken for something else.
+    assert parameter is not None, f"{row.name}: {name} has no {argument}"
+
+
+def test_what_changes_a_row_is_written_as_a_call() -> None:
+    assert [row.name for row in TIMEOUTS if row.setting and not NAMED.match(row.setting)] == []
 
 
 def test_an_error_names_the_row() -> None:
