@@ -59,7 +59,7 @@ class SettingRow(NamedTuple):
 
 
 def describe(seconds: float) -> str:
-    """Return how long a wait was for a message, with the row of the table if it has one.
+    """Return how long a wait was for a message, with its row of the table or what has set it.
 
     Not collective.
 
@@ -67,11 +67,20 @@ def describe(seconds: float) -> str:
     --------
     >>> describe(SLURM_COMMAND_S)
     '30 s (timeout slurm_command)'
+    >>> describe(set_by("FailureConfig(start_timeout_s=...)", 600))
+    '600 s (FailureConfig(start_timeout_s=...))'
     >>> describe(2.5)
     '2.5 s'
     """
     shown = f"{float(seconds):.0f} s" if seconds >= 10 else f"{float(seconds):.3g} s"
-    return f"{shown} (timeout {seconds.name})" if isinstance(seconds, Timeout) else shown
+    if not isinstance(seconds, Timeout):
+        return shown
+    return f"{shown} (timeout {seconds.name})" if seconds.name else f"{shown} ({seconds.setting})"
+
+
+def set_by(setting: str, seconds: float) -> Timeout:
+    """Return a time limit with what has set it, for `describe`. Not collective."""
+    return Timeout(seconds, "", "", "", setting)
 
 
 # --- Slurm ---

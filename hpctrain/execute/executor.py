@@ -334,7 +334,8 @@ class Executor:
         error: BaseException | None = None
         try:
             try:
-                group.start(self._run_config.failure_config.start_timeout_s)
+                limit_s = self._run_config.failure_config.start_timeout_s
+                group.start(timeouts.set_by("FailureConfig(start_timeout_s=...)", limit_s))
             finally:
                 self._run_record.note_health(group.health.verdict())
                 if self._fork_server is not None:

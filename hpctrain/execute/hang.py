@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LOOK_INTERVAL_S = 0.5
 _MAX_NAMED = 8
+_IN_TRAINING = ("training", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -210,25 +211,24 @@ class HangWatch:
         """Return whether ranks have had their time, and not only that of a suspicion."""
         if self._ends or not self._may_end:
             return self._may_end
-        in_training = ("training", "checkpoint")
-        return any(self._progress.phase(rank) not in in_training for rank in self._stalled())
+        return any(self._progress.phase(rank) not in _IN_TRAINING for rank in self._stalled())
 
     def _conclude(
         self, named: list[int], stalled: tuple[int, ...], now: float, explanation: Explanation
     ) -> None:
         self._reported = stalled
-        what = self._describe(named, now)
+        what, ends = self._describe(named, now), self._will_end()
         message = "\n".join(
             [
                 what + self._explain(named[0], is_known=bool(explanation.lines)),
                 *(f"  {line[0].upper()}{line[1:]}" for line in explanation.lines),
                 *self._describe_others(named),
+                *([f"  {self._describe_limit(stalled)}"] if ends else []),
                 f"  Stacks: {self._paths.stacks(self._attempt)}   "
                 f"Last complete checkpoint: {self._checkpoint() or 'none'}",
             ]
         )
         stack = self._stack(named[0])
-        ends = self._will_end()
         self._note(
             "hang" if ends else "hang-suspected",
             attempt=self._attempt,
@@ -251,6 +251,16 @@ class HangWatch:
             else "ranks that hpctrain did not start are not ended"
         )
         self.stalled = f"{message}\n  The run continues: {why}."
+
+    def _describe_limit(self, stalled: Sequence[int]) -> str:
+        """Return which setting ends ranks without progress."""
+        in_training = self._ends and self._progress.phase(stalled[0]) in _IN_TRAINING
+        name, limit_s = (
+            ("hang_timeout_s", self._training_s)
+            if in_training
+            else ("start_timeout_s", self._others_s)
+        )
+        return f"Limit of the time without progress: FailureConfig({name}={limit_s:g})"
 
     def failures(self, error: WorkerHangError) -> list[RankFailure]:
         """Return what is written down of each rank that was named."""

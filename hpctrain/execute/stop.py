@@ -142,7 +142,12 @@ def patience_s(notice: StopNotice, *, now: float) -> float:
     if notice.deadline is None:
         return timeouts.STOP_AGREEMENT_S
     left = max(0.0, notice.deadline - now)
-    patience = max(left / 2, left - timeouts.JOB_END_S)
+    limit = max(left / 2, left - timeouts.JOB_END_S)
+    patience = (
+        timeouts.set_by("SlurmConfig(stop_notice_s=...)", limit)
+        if notice.kind is StopKind.TIME_LIMIT
+        else timeouts.set_by(f"timeout {timeouts.JOB_END_S.name}", limit)
+    )
     # Only for the end of the job ranks have all the time up to it.
     return patience if notice.kind.failure is not None else min(patience, timeouts.STOP_AGREEMENT_S)
 

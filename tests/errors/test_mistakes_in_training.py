@@ -280,6 +280,7 @@ def test_a_hang(run_script: Any) -> None:
 hpctrain.errors.WorkerHangError: rank 1 of 2 on HOST hangs in phase training, after report 0: no \
 progress for N s, since TIME
   1 other rank in phase training, after report 1
+  Limit of the time without progress: FailureConfig(hang_timeout_s=1)
   Stacks: DIR/runs/run/stacks/1   Last complete checkpoint: none
   Run: DIR/runs/run   Next: fix the cause, then fit() again.
 

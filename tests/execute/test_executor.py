@@ -22,6 +22,7 @@ from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.testing.fake_ranks import FakeRanks
+from hpctrain.timeouts import describe
 from tests.plans import make_plan
 
 Act = Callable[["FakeGroup"], None]
@@ -45,6 +46,7 @@ class FakeGroup(FakeRanks):
         FakeGroup.made.append(self)
 
     def start(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         FakeGroup.acts.pop(0)(self)
 
     def shutdown(self, patience_s: float) -> None:
@@ -172,6 +174,15 @@ def test_ranks_that_cannot_be_started_are_started_again_if_the_reason_may_pass(
             run.execute(refuse(transient=False), controller_failure_limit=1)
     assert len(FakeGroup.made) == (2 if transient else 1)
     assert run.status.state is (RunState.FINISHED if transient else RunState.FAILED)
+
+
+def test_ranks_that_do_not_start_in_time_name_the_setting(run: Run) -> None:
+    def wait_in_vain(ranks: FakeGroup) -> None:
+        raise LaunchError(f"0 of 2 ranks joined within {describe(ranks.timeout_s)}.")
+
+    message = r"within 600 s \(FailureConfig\(start_timeout_s=\.\.\.\)\)\."
+    with pytest.raises(LaunchError, match=message):
+        run.execute(wait_in_vain, start_timeout_s=600)
 
 
 def test_a_run_that_is_to_stop_begins_no_attempt(run: Run):

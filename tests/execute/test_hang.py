@@ -152,6 +152,7 @@ def test_who_does_not_answer_is_looked_at_from_outside_and_named(
     assert message.startswith("rank 1 of 3 on n1 hangs in phase training, after report 0: no prog")
     assert "; its process is stopped\n" in message
     assert "2 other ranks in phase training, after report 0, waiting for others" in message
+    assert "  Limit of the time without progress: FailureConfig(hang_timeout_s=0.2)\n" in message
     (failure,) = watch.failures(caught.value)
     assert (failure.rank, failure.pid, failure.type) == (1, 101, "WorkerHangError")
     assert "its process is stopped" in failure.message
@@ -201,13 +202,15 @@ def test_a_suspicion_is_told_once_and_forgotten_when_all_go_on(
     assert watch.stalled == ""
 
 
+@pytest.mark.parametrize("hang_timeout_s", [None, 100.0])
 def test_a_start_that_takes_too_long_ends_even_where_a_hang_in_training_does_not(
-    progress: Progress, make_watch: Callable[..., HangWatch]
+    progress: Progress, make_watch: Callable[..., HangWatch], hang_timeout_s: float | None
 ) -> None:
     for rank in (0, 1, 2):
         feed(progress, "phase", rank, phase="backend")
-    with pytest.raises(WorkerHangError, match="in phase backend"):
-        step_for(make_watch(hang_timeout_s=None, start_timeout_s=0.2), progress, 5.0)
+    with pytest.raises(WorkerHangError, match="in phase backend") as caught:
+        step_for(make_watch(hang_timeout_s=hang_timeout_s, start_timeout_s=0.2), progress, 5.0)
+    assert "without progress: FailureConfig(start_timeout_s=0.2)\n" in str(caught.value)
 
 
 def test_who_is_left_behind_is_named_once_and_a_later_hang_is_still_one(

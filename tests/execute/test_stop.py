@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,4 +153,27 @@ def test_ranks_that_never_ask_should_stop_are_ended_with_a_hint(
     recorder.request_stop(StopNotice(kind=StopKind.REQUEST, why="it was asked to"))
     monkeypatch.setattr("hpctrain.timeouts.STOP_AGREEMENT_S", -1.0)
     with pytest.raises(RunStoppedError, match=r"its ranks did not return .*asks should_stop\(\)"):
+        agreement.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_s", "limit"),
+    [
+        (StopKind.TIME_LIMIT, 120.0, r"\d+ s \(SlurmConfig\(stop_notice_s=\.\.\.\)\)"),
+        (StopKind.PREEMPTION, 120.0, r"\d+ s \(timeout job_end\)"),
+        (StopKind.REQUEST, 60.0, r"\d+ s \(timeout job_end\)"),
+        (StopKind.REQUEST, 600.0, r"75 s \(timeout stop_agreement\)"),
+    ],
+)
+def test_what_has_limited_the_time_to_return_is_named(
+    agreement: StopAgreement,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: StopKind,
+    left_s: float,
+    limit: str,
+) -> None:
+    recorder.request_stop(StopNotice(kind=kind, why="...", deadline=time.time() + left_s))
+    monkeypatch.setattr("hpctrain.execute.stop.Deadline.is_over", True)
+    with pytest.raises(RunStoppedError, match=f"did not return within {limit}"):
         agreement.step()
