@@ -5,7 +5,6 @@ They use MPI, on hpctrain's own communicator, so they do not interfere with thos
 
 from __future__ import annotations
 
-import time
 from typing import Any, TypeVar
 
 from hpctrain import timeouts
@@ -64,13 +63,12 @@ def _await_all_ranks(call: str, timeout_s: float) -> Any:
         return comm
     from hpctrain.worker.mpi import wait_barrier
 
-    started = time.monotonic()
     with worker.session.collective(call) as waits:
         has_come = wait_barrier(comm, timeout_s=timeout_s, meanwhile=waits)
     if not has_come:
         raise TrainingFailedError(
-            f"rank {comm.rank} waited {time.monotonic() - started:.0f} s in {call}, and "
-            f"not all {comm.size} ranks called it. Every rank must call it the same number of "
-            f"times; timeout_s sets how long to wait."
+            f"rank {comm.rank} waited {timeouts.describe(timeout_s)} in {call}, and not all "
+            f"{comm.size} ranks called it. Every rank must call it the same number of times; "
+            f"timeout_s sets how long to wait."
         )
     return comm

@@ -437,15 +437,15 @@ BARRIER_S = Timeout(
     1800.0,
     "barrier",
     "all ranks, in ``hpctrain.collective``",
-    "WorkerError",
-    "``barrier(timeout_s=...)``",
+    "TrainingFailedError in the rank",
+    "``barrier(timeout_s=...)``, ``broadcast_from_rank_zero(timeout_s=...)``",
 )
 # FailureConfig(hang_timeout_s=...) sets a limit for folds.
 FOLDS_S = Timeout(
     30 * 24 * 3600.0,
     "folds",
     "the folds of other ranks, in scikit-learn",
-    "WorkerError",
+    "TrainingFailedError in the rank",
     "``FailureConfig(hang_timeout_s=...)``",
 )
 

@@ -69,6 +69,19 @@ def test_no_module_has_a_timeout_of_its_own() -> None:
     assert not found
 
 
+def test_a_message_about_a_wait_names_its_row_or_its_setting() -> None:
+    found = []
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                # f"... within {timeout_s:.0f} s ..."; timeouts.describe() has its own unit.
+                shown = ast.unparse(node)
+                has_waited = re.search(r"\b(within|waited) \{([^{}]+)\} s\b", shown)
+                if has_waited and not re.search(r"=\.\.\.\)|--\w+ sets", shown):
+                    found.append(f"{path}: {has_waited[0]}")
+    assert not found
+
+
 def test_every_row_is_used() -> None:
     used = {
         node.attr

@@ -242,8 +242,11 @@ def _await_answer(
             time.sleep(_POLL_S)
     finally:
         _cancel(job_id)
-    what = f"job {job_id} gave no answer within {waiting_s:.0f} s"
-    return remark("nodes", f"{what}. --patience sets how long of that it may wait in the queue")
+    return remark(
+        "nodes",
+        f"job {job_id} gave no answer within {waiting_s:.0f} s. --patience sets how long of that "
+        f"it may wait in the queue",
+    )
 
 
 def _explain_silence(why: Explanation, log_file: Path) -> Finding:

@@ -184,7 +184,7 @@ def test_a_broadcast_without_all_ranks_ends_in_time(tmp_path: Path) -> None:
             time.sleep(600)  # work that the others do not wait for
         hpctrain.collective.broadcast_from_rank_zero("a name", timeout_s=0.5)
 
-    message = r"waited \d s in broadcast_from_rank_zero\(\), and not all 3 ranks called it"
+    message = r"waited 0\.5 s in broadcast_from_rank_zero\(\), and not all 3 ranks called it"
     with pytest.raises(TrainingFailedError, match=message):
         fit(train, tmp_path)
 
