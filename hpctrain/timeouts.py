@@ -674,7 +674,7 @@ SETTINGS: tuple[SettingRow, ...] = (
     SettingRow(
         field="hpctrain:SyncConfig.sync_timeout",
         waits_for="the commit of a checkpoint",
-        then="WorkerError that names the ranks that have not written",
+        then="CheckpointError in the rank; fit()'s WorkerError names the ranks that it waited for",
     ),
     SettingRow(
         field="hpctrain:ValidationConfig.wait_timeout_s",

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import TrainingFailedError, WorkerError
+from hpctrain.errors import CheckpointError, TrainingFailedError, WorkerError
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.frames import user_part_of_stack
 from hpctrain.plan.spec import RunSpec
+from hpctrain.rundir.display import list_ranks
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_end
 from hpctrain.rundir.trust import read_spec
@@ -139,6 +140,7 @@ def explain_failure(
         lines.append(f"  Of its processes, {memory['kills']} had been {describe_kill(memory)}")
     if killed:
         lines.append(f"  {advise_more_memory(memory)}")
+    lines += _lines_of_missing_parts(tracker, failure)
     found_here = failure is not None and _is_found_here(failure, paths)
     if failure is not None and failure.advice:
         lines.append(f"  {_NOT_ON_NODE.format(hostname) if found_here else failure.advice}")
@@ -169,6 +171,20 @@ def _lines_of_cut_off(ranks: Sequence[int]) -> list[str]:
         f"  {what} {', '.join(map(str, ranks))} of this node {whose} connected through it, and not "
         f"known to have failed"
     ]
+
+
+def _lines_of_missing_parts(tracker: AttemptTracker, failure: RankFailure | None) -> list[str]:
+    """Return lines on ranks that one has waited for, whose own part of a checkpoint is written."""
+    if failure is None or failure.type != CheckpointError.__qualname__:
+        return []
+    missing = tracker.missing_parts(failure.rank)
+    if missing is None:
+        return []
+    found = {
+        f"Ranks that have not made report {missing.report}": missing.absent,
+        f"Ranks that still write their parts of report {missing.report}": missing.writing,
+    }
+    return [f"  {what}: {list_ranks(ranks)}" for what, ranks in found.items() if ranks]
 
 
 def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bool) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hpctrain.rundir.display import list_ranks
+
 _MAX_FRAMES = 12
 _MAX_STACKS = 2
 # Below it are frames of ours.
@@ -60,23 +62,6 @@ def describe_left_behind(
     for rank, stack in list(stacks.items())[:_MAX_STACKS]:
         lines += [f"  Stack of rank {rank}, the most recent call first:", *_own_frames(stack)]
     return "\n".join(lines)
-
-
-def list_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in few letters. Not collective.
-
-    Examples
-    --------
-    >>> list_ranks([1, 2, 3, 7])
-    '1-3,7'
-    """
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _own_frames(stack: str) -> list[str]:

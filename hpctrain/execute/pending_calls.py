@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.execute.left_behind import list_ranks
+from hpctrain.rundir.display import list_ranks
 from hpctrain.worker.group_record import Call, GroupRecord
 
 _MOST_LINES = 4

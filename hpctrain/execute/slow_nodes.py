@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain import timeouts
-from hpctrain.execute.left_behind import list_ranks
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.stragglers import SlowRank, StepHistory
 from hpctrain.log import log
+from hpctrain.rundir.display import list_ranks
 from hpctrain.worker.load import explain_load
 from hpctrain.worker.step_times import StepTimes, decode_step_times
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -61,6 +61,17 @@ class ReportRound:
         """Return the metrics of a rank."""
         metrics: dict[str, Any] = json.loads(self.lines[rank])["metrics"]
         return metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingParts:
+    """What a checkpoint lacks before it can be committed."""
+
+    report: int
+    absent: Sequence[int]
+    """Ranks that have not made its report."""
+    writing: Sequence[int]
+    """Ranks that have, and have not written their parts."""
 
 
 class AttemptTracker:
@@ -194,6 +205,16 @@ class AttemptTracker:
         elif op == "signal":
             self.signals.append(frame.header["name"])
         return []
+
+    def missing_parts(self, rank: int) -> MissingParts | None:
+        """Return what the oldest checkpoint lacks of which a rank has written its part."""
+        for report, parts in sorted(self._parts.items()):
+            if parts.get(rank) is not None:
+                lines = self._lines[report]
+                absent = [other for other in range(self._world_size) if other not in lines]
+                writing = [other for other, part in sorted(parts.items()) if part is None]
+                return MissingParts(report=report, absent=absent, writing=writing)
+        return None
 
     def unmatched_calls(self) -> str | None:
         """Return the error if a rank has returned, and others wait for it or reported more."""

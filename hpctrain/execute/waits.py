@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hpctrain.execute.left_behind import list_ranks
 from hpctrain.execute.progress import Progress
 from hpctrain.execute.tree_waits import place_in_trees, waits_in_trees
 from hpctrain.frames import innermost_user_frame
+from hpctrain.rundir.display import list_ranks
 from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.group_record import GroupRecord

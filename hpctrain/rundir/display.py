@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _LONGEST_VALUE = 12
@@ -103,6 +103,23 @@ def counted(number: object, name: str) -> str:
     ('1 node', '2 nodes')
     """
     return f"{number} {name}" if str(number) == "1" else f"{number} {name}s"
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in few letters. Not collective.
+
+    Examples
+    --------
+    >>> list_ranks([1, 2, 3, 7])
+    '1-3,7'
+    """
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ from hpctrain.execute.explain import explain_failure, first_failure
 from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.staging import StagedPart
 from hpctrain.worker.failure import RankFailure
 
 # Recorded with MPICH 5.0; the ranks have the pids 100, 101, 102, 103.
@@ -141,6 +142,24 @@ def explain(
         launcher_output=output,
         death=death,
     )
+
+
+def test_who_waited_for_a_commit_in_vain_is_told_for_whom(
+    tracker: AttemptTracker, paths: RunPaths
+) -> None:
+    line = json.dumps({"metrics": {}}).encode()
+    for rank in (0, 1):
+        tracker.feed(Frame({"op": "report", "rank": rank, "part_follows": True}, line, b""))
+    staged = StagedPart(files=()).to_bytes()
+    tracker.feed(Frame({"op": "part", "rank": 0, "report": 1}, staged, b""))
+    # It has no other reason to wait for them.
+    fail(tracker, 1, "the disk is full", type="CheckpointError")
+    assert "report 1:" not in str(explain(tracker, paths))
+    tracker.failures.clear()
+    fail(tracker, 0, "waited 1800 s in report 1", type="CheckpointError")
+    lines = str(explain(tracker, paths)).splitlines()
+    assert "  Ranks that have not made report 1: 2-3" in lines
+    assert "  Ranks that still write their parts of report 1: 1" in lines
 
 
 def test_a_rank_that_says_why_it_failed_is_to_blame(tracker: AttemptTracker):
