@@ -579,9 +579,6 @@ STATE_READ_S = Timeout(
     "the other ranks or the disk, while a state is read and nothing moves",
     "CheckpointError",
 )
-COMMIT_OF_EXECUTOR_S = Timeout(
-    1800.0, "commit_of_executor", "a commit, with a stand-alone ``BackendExecutor``", "WorkerError"
-)
 # All of the time before the whole job may have stood still.
 LATE_COMMIT_S = Timeout(
     5.0,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from hpctrain import timeouts
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint, refuse_missing
-from hpctrain.config import FailureConfig, RunConfig
+from hpctrain.config import FailureConfig, RunConfig, SyncConfig
 from hpctrain.errors import ConfigError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
@@ -142,6 +142,7 @@ class BackendExecutor:
         datasets_to_split: Literal["all"] | Sequence[str] = "all",
         metadata: Mapping[str, Any] | None = None,
         checkpoint: Checkpoint | None = None,
+        sync_config: SyncConfig | None = None,
     ) -> None:
         """Set the backend up on all workers, and let them call the training function.
 
@@ -155,6 +156,8 @@ class BackendExecutor:
             As for a `DataParallelTrainer`.
         checkpoint
             What ``get_checkpoint()`` returns at first.
+        sync_config
+            How checkpoints are written, and how long ranks wait for them; None: ``SyncConfig()``.
 
         Raises
         ------
@@ -177,6 +180,7 @@ class BackendExecutor:
             preprocessor=None,
             metadata=dict(metadata or {}),
         )
+        sync = sync_config or SyncConfig()
         content = RunSpec(
             trainer=f"{__name__}.BackendExecutor",
             backend=type(self._backend_config).__qualname__,
@@ -188,14 +192,18 @@ class BackendExecutor:
                 sys_path=tuple(str(Path(p).absolute()) for p in sys.path),
                 cpus_per_worker=group.placement.cpus_per_task,
                 gpus_per_worker=group.placement.gpus_per_task,
-                commit_timeout_s=timeouts.COMMIT_OF_EXECUTOR_S,
+                commit_timeout_s=sync.sync_timeout,
+                scratch_dir=None if sync.scratch_dir is None else str(sync.scratch_dir),
+                sync_artifacts=sync.sync_artifacts,
+                max_writers=sync.max_writers,
+                max_bytes_per_s=sync.max_bytes_per_s,
             ),
             worker=spec.pack(worker, what="the training function"),
             executor=b"",
         ).to_bytes()
         paths = self._paths()
         write_atomic(paths.spec, content, mode=0o600)
-        self._recorder = self._begin(paths, group)
+        self._recorder = self._begin(paths, group, sync)
         self._attempt = AttemptExecutor(
             group,
             spec_digest=digest_spec(content),
@@ -206,12 +214,12 @@ class BackendExecutor:
         )
         self._attempt.start_training()
 
-    def _begin(self, paths: RunPaths, group: WorkerGroup) -> Recorder:
+    def _begin(self, paths: RunPaths, group: WorkerGroup, sync: SyncConfig) -> Recorder:
         """Return what records the reports, in the directory that `shutdown` deletes."""
         status = RunStatus(name=_NAME, state=RunState.STARTING, launcher="local")
         recorder = Recorder(
             paths=paths,
-            run_config=RunConfig(name=_NAME),
+            run_config=RunConfig(name=_NAME, sync_config=sync),
             status=status,
             record_cls=UnwrittenRecord,
         )

@@ -12,11 +12,13 @@ import pytest
 
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
+from hpctrain.config import SyncConfig
 from hpctrain.errors import ConfigError, LaunchError, TrainingFailedError, WorkerError
 from hpctrain.execute import attempt_executor, backend_executor
 from hpctrain.execute.backend_executor import BackendExecutor
 from hpctrain.plan import spec
 from hpctrain.plan.resources import Placement
+from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.testing.fake_ranks import FakeRanks
@@ -153,6 +155,28 @@ def test_ranks_that_ask_for_write_slots_get_them(executor: BackendExecutor):
     end(ranks, [None, None])
     executor.finish_training()
     assert ("slot", {"ranks": [1], "number": 3}) in ranks.sent
+
+
+def test_ranks_write_and_wait_as_the_sync_config_says(executor: BackendExecutor) -> None:
+    sync_config = SyncConfig(
+        sync_timeout=7,
+        scratch_dir="$TMPDIR",
+        sync_artifacts=True,
+        max_writers=1,
+        max_bytes_per_s=1e6,
+    )
+    executor.start_training(train, sync_config=sync_config)
+    ranks = ranks_of(executor)
+    settings = RunSpec.from_bytes(ranks.paths.spec.read_bytes()).settings
+    kept = ("scratch_dir", "sync_artifacts", "max_writers", "max_bytes_per_s")
+    assert [getattr(settings, name) for name in kept] == ["$TMPDIR", True, 1, 1e6]
+    assert settings.commit_timeout_s == 7
+    for rank in (0, 1):
+        ranks.send("slot", rank, number=1, wanted=True)
+    end(ranks, [None, None])
+    executor.finish_training()
+    # One may write at a time.
+    assert [details for op, details in ranks.sent if op == "slot"] == [{"ranks": [0], "number": 1}]
 
 
 def test_a_rank_that_fails_is_named_with_its_checkpoint(executor: BackendExecutor):
