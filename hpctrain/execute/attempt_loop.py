@@ -90,7 +90,7 @@ class AttemptLoop:
         RunStoppedError
             If ranks do not return that were asked to.
         Resize
-            If the next attempt is to have more workers.
+            If the next attempt is to have more workers, or no slow node.
         WorkerHangError
             If ranks hang, and may be ended for it.
         """

@@ -23,8 +23,8 @@ class StopAgreement:
 
     Until the second message no rank begins a further report, so the answer still holds when it
     arrives. Ranks that do not ask ``should_stop()`` continue where the stop is only for more
-    workers (``unwind`` is false); for a reason that weighs more later, both messages are sent
-    again. One object an attempt.
+    workers or a slow node (``unwind`` is false); for a reason that weighs more later, both messages
+    are sent again. One object an attempt.
 
     Parameters
     ----------

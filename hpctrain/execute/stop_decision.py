@@ -24,7 +24,7 @@ class StopKind(str, Enum):
     PREEMPTION = "preemption"
     """The job is about to be taken away."""
     RESIZE = "resize"
-    """The next attempt has more workers, in the same job."""
+    """The next attempt has more workers, or no slow node, in the same job."""
 
     @property
     def weight(self) -> int:

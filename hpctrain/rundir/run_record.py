@@ -15,11 +15,12 @@ class RunRecord:
     """Writes ``status.json`` and ``ledger.jsonl``; nothing else in hpctrain does.
 
     While an executor is at work, only its `hpctrain.execute.executor_record.ExecutorRecord` uses
-    this class. Other processes use it where there is none: ``fit()`` before one begins, one that
-    settles an interrupted submission, a job that cannot open what was submitted or that was never
-    named as the successor, a supervisor whose executor died, an agent whose executor is lost,
-    ``hpctrain cancel --now``, and ``hpctrain status`` if the job is gone. What ``submit_successor``
-    appends is read by the next job before its executor begins.
+    this class. Other processes use it where there is none. These write both files: ``fit()`` before
+    one begins, one that settles an interrupted submission, a job that cannot open what was
+    submitted, an agent whose executor is lost, ``hpctrain cancel``, and the tuner of a trial whose
+    executor is gone. These only append to the ledger: a job that was never named as the successor,
+    a supervisor whose executor died, and a command that finds the job gone. What
+    ``submit_successor`` appends is read by the next job before its executor begins.
     """
 
     paths: RunPaths

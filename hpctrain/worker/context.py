@@ -69,10 +69,12 @@ def report(
 ) -> None:
     """Report metrics, and a checkpoint with them or not.
 
-    Every rank must report equally often. Without a checkpoint nothing waits: rank 0's metrics are
-    appended to ``metrics.jsonl`` before this returns, and survive a kill. With a checkpoint on any
-    rank, what the ranks saved is merged into one checkpoint; the ranks that gave a part wait until
-    it is complete, which takes until every rank has made this report, unless they gave it ASYNC.
+    Every rank must report equally often. Without a checkpoint no rank waits for another: rank 0's
+    metrics are appended to ``metrics.jsonl`` before this returns, and survive a kill. With a
+    checkpoint on any rank, what the ranks saved is merged into one checkpoint; the ranks that gave
+    a part wait until it is complete, which takes until every rank has made this report, unless they
+    gave it ASYNC. A report may first wait until it is decided whether the run stops before it: all
+    ranks agree on that, and in a sweep its scheduler decides.
 
     Parameters
     ----------
@@ -87,10 +89,11 @@ def report(
         of the report. The lowest contributing rank's counts. Names do not order checkpoints:
         the newest is that of the last report.
     checkpoint_upload_mode
-        With ASYNC this returns at once. Copy, digest and commit go on in a thread, in order, while
-        the directory must not change: keep it, or use `checkpoint_dir`. Two checkpoints of a rank
-        may be under way; a third waits for the first. What goes wrong is raised by the next
-        ``report()``, once that is made, or when the training function returns, which waits for all.
+        With ASYNC this returns at once, unless two checkpoints of this rank are under way: a third
+        waits for the first. Copy, digest and commit go on in a thread, in order, while the
+        directory must not change: keep it, or use `checkpoint_dir`. What goes wrong is raised by
+        the next ``report()``, once that is made, or when the training function returns, which waits
+        for all.
     delete_local_checkpoint_after_upload
         Whether the caller's directory is deleted once the checkpoint is committed. None is False,
         in every mode.
