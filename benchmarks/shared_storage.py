@@ -14,8 +14,8 @@ names again. ``PATH`` should have no directory of the environment: the shell loo
 - ``start``: ranks of one report, with a checkpoint, on one node. Each imports for itself; or they
   are forked from a process that has imported once; or the environment is packed.
 - ``pack``: bytes of a packed environment that are read from the filesystem it is on, by the node of
-  the script and all others. sbcast copies it to the nodes; or each node reads it, as where sbcast
-  does not serve.
+  the script and all others. sbcast copies it to the nodes; or, as where sbcast does not serve, they
+  get it from one another (``tree``); or each node reads it, as where that does not serve either.
 
 As root, for mounts, with the commands of Slurm. ``benchmarks/pack.py`` counts system calls.
 """
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode
 from hpctrain.testing.slurm.processes import wait_until
 
 CACHED_S = 3
+_REFUSES = "echo 'there is no sbcast here' >&2; exit 1"
 HEAD = "head"
 ARMS = {"each imports": "0", "forked": "1", "packed": "1"}
 METADATA = ("lookup", "getattr", "open", "opendir", "readdir", "readlink", "access", "statfs")
@@ -206,14 +208,19 @@ def measure_pack(
     bench: Bench, cluster: VirtualCluster, folder: Path, *, arms: Sequence[str]
 ) -> Iterator[Any]:
     """Start ranks on all nodes with a packed environment; yield what was read of the pack."""
-    refusing = folder / "refusing"
-    refusing.mkdir()
-    (refusing / "sbcast").write_text("#!/bin/sh\necho 'there is no sbcast here' >&2\nexit 1\n")
-    (refusing / "sbcast").chmod(0o755)
+    path = bench.environment["PATH"]
+    srun = shutil.which("srun", path=path)
+    without = {"tree": {"sbcast": _REFUSES}}
+    # Nodes get no program by which they could get it from others.
+    without["each node reads"] = {**without["tree"], "srun": f'exec {srun} "$@" </dev/null'}
     nodes = cluster.node_names
     for arm in arms:
-        path = bench.environment["PATH"]
-        more = {} if arm == "sbcast" else {"PATH": f"{refusing}{os.pathsep}{path}"}
+        programs = folder / arm
+        programs.mkdir()
+        for name, text in without.get(arm, {}).items():
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
+        more = {"PATH": f"{programs}{os.pathsep}{path}"}
         places = [str(Path(bench.pack).parent)]
         with counted(cluster, [HEAD, *nodes], places, delay_s=0.0) as asked:
             wall_s = bench.start(
@@ -267,7 +274,7 @@ def main() -> None:
             cluster_of(arguments.nodes, 1) as cluster,
         ):
             bench = Bench(folder, arguments.python, cluster)
-            arms = ("sbcast", "each node reads")
+            arms = ("sbcast", "tree", "each node reads")
             rows += measure_pack(bench, cluster, Path(folder), arms=arms)
     if arguments.json is not None:
         written = {"machine": machine, "delay_ms": arguments.delay_ms, "rows": rows}

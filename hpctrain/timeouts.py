@@ -213,7 +213,20 @@ ENVIRONMENT_PACK_S = Timeout(
     1800.0,
     "environment_pack",
     "a packed environment to be copied to all nodes, and then to be unpacked there",
-    "nodes read the shared file themselves; LaunchError with the file that has the output",
+    "nodes get it from one another; LaunchError with the file that has the output",
+)
+PACK_WORD_S = Timeout(
+    60.0,
+    "pack_word",
+    "the executor, by a node that is to get the packed environment from another one; and by the "
+    "executor, that node",
+    "the node reads the shared file; the executor counts it as lost",
+)
+PACK_BYTES_S = Timeout(
+    30.0,
+    "pack_bytes",
+    "the next MiB of a packed environment from another node",
+    "a further node is tried, once, then the shared file",
 )
 ENVIRONMENT_PACK_END_S = Timeout(
     60.0,

@@ -8,22 +8,27 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
+from hpctrain.execute.node_answers import (
+    Brought,
+    read_node_answers,
+    read_reasons,
+    read_step_id,
+)
+from hpctrain.execute.pack_exchange import PackExchange
 from hpctrain.execute.process import StepProcess
-from hpctrain.host_list import compress_hosts
+from hpctrain.log import log as write_log
 from hpctrain.own_time import Deadline
 from hpctrain.pack.header import FORK_CLIENT, EnvironmentPack
 from hpctrain.plan.argv import node_keeper_argv
 from hpctrain.plan.environment_pack import (
+    ALONE,
     FAILED,
-    MARK,
     READS,
     READY,
-    STEP,
     UNPACKS,
     broadcast_argv,
     node_variables,
@@ -40,31 +45,6 @@ _STOP_INTERVAL_S = 1.0
 _ALL_LINES = 2**31
 _NUM_LINES = 20
 _DEFAULT_PLACE = "/tmp"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Brought:
-    """How nodes got a packed environment."""
-
-    nodes: tuple[str, ...]
-    """The nodes."""
-    by: str
-    """``sbcast``; ``read`` where nodes read the shared file themselves."""
-    reading: tuple[str, ...]
-    """Nodes that read the shared file."""
-    why: str
-    """What sbcast printed, if it failed."""
-    unmounted: Mapping[str, str]
-    """Nodes that cannot mount it and have unpacked it, and why."""
-    seconds: float
-    """How long it took."""
-
-    def unmounted_by_reason(self) -> list[tuple[str, str]]:
-        """Return the nodes of `unmounted`, in Slurm's short form, and why. Pure."""
-        found: dict[str, list[str]] = {}
-        for node, reason in self.unmounted.items():
-            found.setdefault(reason, []).append(node)
-        return [(compress_hosts(nodes), reason) for reason, nodes in found.items()]
 
 
 def expand_place(directory: str) -> str:
@@ -159,8 +139,7 @@ class NodeEnvironment:
         wanted = len(new) or num_nodes
         copy = f"{self._place}/hpctrain-packs-{os.geteuid()}-{secrets.token_hex(8)}.copy"
         why = ""
-        # Nodes that come later, and other runs of the job, read the file themselves, unless it is
-        # there.
+        # Nodes that come later, and those of runs that share the job, get it from one another.
         is_first = not self._is_anywhere and not self._is_slice
         if is_first:
             try:
@@ -169,33 +148,67 @@ class NodeEnvironment:
                 # What unpacks it, and removes it, has not begun.
                 self._remove(copy, new, wanted, log)
                 raise
+        exchange = None if is_first and not why else self._offer(wanted)
+        step = self._start_unpacking(new, wanted, copy, log, exchange)
+        try:
+            answers = self._await(step, wanted)
+        except BaseException:
+            self._steps.remove(step)
+            # A node that waits for others goes on then, and gets the signal.
+            _close(exchange)
+            _end([step])
+            raise
+        _close(exchange)
+        self._nodes.update(new)
+        self._nodes_of[step] = tuple(new)
+        self._is_anywhere = True
+        reading = tuple(sorted(n for n, answer in answers.items() if answer.startswith(READS)))
+        by = "tree" if exchange is not None and exchange.num_given else "read"
+        printed = step.last_lines(_ALL_LINES)
+        return Brought(
+            nodes=tuple(sorted(answers)),
+            by="sbcast" if is_first and not why else by,
+            reading=reading,
+            why=why,
+            alone=read_reasons(printed, ALONE),
+            unmounted=read_reasons(printed, UNPACKS),
+            seconds=time.monotonic() - begun,
+        )
+
+    def _offer(self, num_nodes: int) -> PackExchange | None:
+        """Return what lets nodes get the pack from one another; None if each reads the file."""
+        if num_nodes < 2:
+            return None
+        try:
+            return PackExchange(self._pack, num_nodes=num_nodes)
+        except OSError as error:
+            write_log(f"note: nodes cannot get {self._pack.path} from one another: {error}")
+            return None
+
+    def _start_unpacking(
+        self,
+        nodes: Sequence[str],
+        num_nodes: int,
+        copy: str,
+        log: Path,
+        exchange: PackExchange | None,
+    ) -> StepProcess:
         argv = unpack_argv(
             self._pack,
             place=self._place,
             copy=copy,
             patience_s=timeouts.ENVIRONMENT_PACK_S,
             run=self._run,
+            is_offered=exchange is not None,
         )
-        step = self._start(new, wanted, argv, log)
-        self._steps.append(step)
+        program = b"" if exchange is None else exchange.program
         try:
-            answers = self._await(step, wanted)
+            step = self._start(nodes, num_nodes, argv, log, stdin=program)
         except BaseException:
-            self._steps.remove(step)
-            _end([step])
+            _close(exchange)
             raise
-        self._nodes.update(new)
-        self._nodes_of[step] = tuple(new)
-        self._is_anywhere = True
-        reading = tuple(sorted(n for n, answer in answers.items() if answer.startswith(READS)))
-        return Brought(
-            nodes=tuple(sorted(answers)),
-            by="sbcast" if is_first and not why else "read",
-            reading=reading,
-            why=why,
-            unmounted=read_unmounted(step.last_lines(_ALL_LINES)),
-            seconds=time.monotonic() - begun,
-        )
+        self._steps.append(step)
+        return step
 
     def close(self) -> None:
         """Let the nodes remove it; end what keeps it there."""
@@ -261,7 +274,13 @@ class NodeEnvironment:
         return found
 
     def _start(
-        self, nodes: Sequence[str], num_nodes: int, command: Sequence[str], log: Path
+        self,
+        nodes: Sequence[str],
+        num_nodes: int,
+        command: Sequence[str],
+        log: Path,
+        *,
+        stdin: bytes = b"",
     ) -> StepProcess:
         """Start a process on each of some nodes."""
         return StepProcess(
@@ -269,6 +288,7 @@ class NodeEnvironment:
             environment=environ.without_export_variables(environ.environment()),
             log=log,
             job_id=environ.variable("SLURM_JOB_ID"),
+            stdin=stdin,
         )
 
     def _remove(self, copy: str, nodes: Sequence[str], num_nodes: int, log: Path) -> None:
@@ -330,6 +350,11 @@ class NodeEnvironment:
         )
 
 
+def _close(exchange: PackExchange | None) -> None:
+    if exchange is not None:
+        exchange.close()
+
+
 def _end(steps: Sequence[StepProcess]) -> None:
     deadline = Deadline(timeouts.ENVIRONMENT_PACK_END_S)
     while (alive := [s for s in steps if s.returncode() is None]) and not deadline.is_over:
@@ -341,35 +366,3 @@ def _end(steps: Sequence[StepProcess]) -> None:
         alive[0].wait(_SIGNAL_INTERVAL_S)
     for step in steps:
         step.kill()
-
-
-def read_node_answers(printed: str) -> dict[str, str]:
-    """Return the last line of each node, after that it read the file itself. Pure."""
-    found: dict[str, str] = {}
-    for line in printed.splitlines():
-        _, mark, rest = line.partition(MARK)
-        node, _, answer = rest.partition(" ")
-        if not mark or answer.startswith(UNPACKS):
-            continue
-        if found.get(node, "").startswith(READS) and answer == READY:
-            answer = f"{found[node]} {READY}"
-        found[node] = answer
-    return found
-
-
-def read_step_id(printed: str) -> str:
-    """Return the id of a step that `step_argv` has printed; empty before. Pure."""
-    for line in printed.splitlines():
-        if words := line.partition(STEP)[2].split():
-            return words[0]
-    return ""
-
-
-def read_unmounted(printed: str) -> dict[str, str]:
-    """Return the nodes that cannot mount an environment, and why. Pure."""
-    found: dict[str, str] = {}
-    for line in printed.splitlines():
-        node, _, answer = line.partition(MARK)[2].partition(" ")
-        if answer.startswith(UNPACKS):
-            found[node] = answer.removeprefix(UNPACKS).strip()
-    return found

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
@@ -34,6 +35,8 @@ class StepProcess:
         File that gets its output.
     job_id
         The job of Slurm in which it starts steps, by itself or through others; they end with it.
+    stdin
+        Its standard input.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class StepProcess:
         environment: Mapping[str, str],
         log: Path,
         job_id: str | None = None,
+        stdin: bytes = b"",
     ) -> None:
         self.argv = list(argv)
+        self._stdin = stdin
         self.log = log
         self._job_id = job_id
         self._mark = os.urandom(8).hex()
@@ -63,13 +68,13 @@ class StepProcess:
 
     def _start(self) -> None:
         try:
-            with open(open_log(self.log), "ab") as output:
+            with open(open_log(self.log), "ab") as output, _open_input(self._stdin) as given:
                 self._output_begins = output.tell()
                 # A session of its own: Ctrl-C in a terminal is for the executor to act on.
                 self._process = subprocess.Popen(
                     self.argv,
                     env=self._environment,
-                    stdin=subprocess.DEVNULL,
+                    stdin=given,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -162,6 +167,16 @@ class StepProcess:
         except OSError:
             return ""
         return "\n".join(written.decode(errors="replace").splitlines()[-count:])
+
+
+def _open_input(content: bytes) -> BinaryIO:
+    """Return a file that no other process sees."""
+    if not content:
+        return open(os.devnull, "rb")
+    file = os.fdopen(os.memfd_create("hpctrain-stdin"), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -9,7 +9,7 @@ from hpctrain.execute.rank_forks import LEFT_OUT
 from hpctrain.log import log
 
 if TYPE_CHECKING:
-    from hpctrain.execute.node_environment import Brought
+    from hpctrain.execute.node_answers import Brought
     from hpctrain.pack.header import EnvironmentPack
 
 
@@ -41,15 +41,20 @@ class StartNotes:
             "environment-unpacked",
             **details,
             reason=brought.why,
+            alone=dict(brought.alone),
             unmounted=dict(brought.unmounted),
             seconds=round(brought.seconds, 3),
             sha256=pack.sha256,
         )
         if brought.why:
-            log(
-                f"note: sbcast could not copy {pack.path} to the nodes, so each of them read it: "
-                f"{brought.why}"
+            instead = (
+                "they got it from one another" if brought.by == "tree" else "each of them read it"
             )
+            log(
+                f"note: sbcast could not copy {pack.path} to the nodes, so {instead}: {brought.why}"
+            )
+        for nodes, reason in brought.alone_by_reason():
+            log(f"note: {nodes} got {pack.path} from no other node, and read it: {reason}")
         for nodes, reason in brought.unmounted_by_reason():
             log(f"note: {nodes} cannot mount {pack.path}, and unpacked it: {reason}")
 

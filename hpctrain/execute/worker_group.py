@@ -21,7 +21,8 @@ from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
-    from hpctrain.execute.node_environment import Brought, NodeEnvironment
+    from hpctrain.execute.node_answers import Brought
+    from hpctrain.execute.node_environment import NodeEnvironment
     from hpctrain.execute.rank_container import RankContainer
 
 

@@ -12,7 +12,7 @@ from hpctrain.plan.environment_mount import MOUNT_FUNCTIONS
 MARK = "hpctrain-pack "
 """Beginning of the lines that nodes print, before their names."""
 READY, FAILED, READS = "ready", "failed:", "reads the shared file:"
-UNPACKS = "cannot mount it:"
+UNPACKS, ALONE = "cannot mount it:", "gets it from no other node:"
 """What nodes print of themselves."""
 STEP = "hpctrain-step "
 """Beginning of the line that has the id of a step."""
@@ -23,6 +23,9 @@ SHARED_FILESYSTEMS = (
 )
 """How the names of filesystems begin, for the kernel and ``stat``, that many machines mount."""
 
+# That of the distribution. The first on PATH may be in the shared environment.
+_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
+
 # Ends when it gets SIGUSR1 three times within seconds, and holds a lock until then. srun forwards
 # that signal. Slurm may also send it to each process of a step, as before a time limit, and does so
 # once: such signals are for the ranks. Only programs of coreutils, findutils, util-linux, tar, and
@@ -30,7 +33,7 @@ SHARED_FILESYSTEMS = (
 # touched.
 _SCRIPT = r"""
 place=$1 name=$2 sha256=$3 size=$4 total=$5 unpacked=$6 copy=$7 file=$8 starter=$9 patience=${10}
-run=${11}
+run=${11} offered=${12}
 node=${SLURMD_NODENAME:-$(uname -n)}
 say() { printf 'hpctrain-pack %s %s\n' "$node" "$*"; }
 fail() {
@@ -101,11 +104,7 @@ unpack() {
   for old in "$name"/*; do discard "$old"; done
   if [ "$(stat -c '%F %u %s' -- "$copy" 2>/dev/null)" != "regular file $user $total" ]; then
     rm -f -- "$copy"
-    [ "$(stat -L -c %s -- "$file" 2>/dev/null)" = "$total" ] ||
-      undo "$file is not there, or has not the $total bytes any more that it had"
-    room "$total"
-    say "reads the shared file: $file"
-    cp -- "$file" "$copy" || undo "$file cannot be copied to $copy"
+    [ -n "$offered" ] && get_from_nodes || read_shared
   fi
   set -- $(head -c "$size" -- "$copy" | sha256sum)
   [ "$1" = "$sha256" ] || undo "the digest of $file is $1, and was $sha256 when the run was begun"
@@ -120,6 +119,29 @@ unpack() {
   why=$("$name/$starter" -I -S "$name/hpctrain-pack.py" 2>&1) || undo "${why##*
 }"
   : > "$name/ready" || undo "$root is full"
+}
+# The standard input is a program that gets it, and goes on in the background to give it to others.
+get_from_nodes() {
+  room "$total"
+  why="it has no python3 of its own"
+  for python in PYTHONS; do
+    [ -x "$python" ] || continue
+    { why=$(env -u LD_LIBRARY_PATH "$python" -I -S - "$copy" "$node" 2>&1 >&3 3>&- 9<&-) &&
+      [ -e "$copy" ] && return; } 3>&1
+    why=${why##*
+}
+    break
+  done
+  say "gets it from no other node: ${why:-its python3 has printed nothing}"
+  rm -f -- "$copy"
+  return 1
+}
+read_shared() {
+  [ "$(stat -L -c %s -- "$file" 2>/dev/null)" = "$total" ] ||
+    undo "$file is not there, or has not the $total bytes any more that it had"
+  room "$total"
+  say "reads the shared file: $file"
+  cp -- "$file" "$copy" || undo "$file cannot be copied to $copy"
 }
 room() {
   free=$(df -Pk . | awk 'NR == 2 { print $4 }')
@@ -210,13 +232,22 @@ kill -KILL "$sleeper" 2>/dev/null
 rm -f -- "$copy"
 leave
 """
-_SCRIPT = _SCRIPT.replace(
-    "SHARED_FILESYSTEMS", "|".join(f"{name}*" for name in SHARED_FILESYSTEMS)
-).replace("MOUNT_FUNCTIONS", MOUNT_FUNCTIONS)
+for _name, _text in {
+    "SHARED_FILESYSTEMS": "|".join(f"{name}*" for name in SHARED_FILESYSTEMS),
+    "MOUNT_FUNCTIONS": MOUNT_FUNCTIONS,
+    "PYTHONS": " ".join(_PYTHONS),
+}.items():
+    _SCRIPT = _SCRIPT.replace(_name, _text)
 
 
 def unpack_argv(
-    pack: EnvironmentPack, *, place: str, copy: str, patience_s: float, run: str
+    pack: EnvironmentPack,
+    *,
+    place: str,
+    copy: str,
+    patience_s: float,
+    run: str,
+    is_offered: bool = False,
 ) -> list[str]:
     """Return the command that unpacks or mounts an environment on a node, and keeps it there.
 
@@ -235,10 +266,14 @@ def unpack_argv(
         Seconds that another job of the same user may take to unpack the same environment.
     run
         Name of what the run mounts.
+    is_offered
+        Whether its standard input is a program that gets the pack from other nodes
+        (`hpctrain.pack.node_peer`).
     """
     words = (
         *(place, pack.name, pack.sha256, pack.size, pack.total_bytes, pack.unpacked_bytes),
         *(copy, pack.path, pack.starter, int(patience_s), run if pack.form == SQUASHFS else ""),
+        "yes" if is_offered else "",
     )
     return ["sh", "-c", _SCRIPT, "hpctrain-pack", *map(str, words)]
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.execute.node_environment import (
-    Brought,
-    NodeEnvironment,
-    read_node_answers,
-    read_unmounted,
-)
+from hpctrain.execute.node_answers import Brought, read_node_answers, read_reasons
+from hpctrain.execute.node_environment import NodeEnvironment
 from hpctrain.pack.header import EnvironmentPack
+from hpctrain.plan.environment_pack import ALONE, UNPACKS
 from tests.pack.tiny import write_tiny_pack
 
 
@@ -54,16 +54,15 @@ def test_the_interpreter_is_in_the_directory_of_the_job(
 
 
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from dataclasses import replace
-
     monkeypatch.delenv("LOCAL_DISK", raising=False)
     pack = replace(write_tiny_pack(tmp_path / "e.tar"), directory="$LOCAL_DISK")
     with pytest.raises(ConfigError, match=r"LOCAL_DISK"):
         NodeEnvironment(pack)
 
 
-def test_nodes_that_unpack_an_image_are_named_by_reason():
+def test_nodes_that_unpack_an_image_or_read_the_file_alone_are_named_by_reason():
     printed = (
+        "hpctrain-pack node1 gets it from no other node: it has no python3 of its own\n"
         "hpctrain-pack node1 reads the shared file: /a b\n"
         "hpctrain-pack node1 cannot mount it: squashfuse: no device\n"
         "0: hpctrain-pack node2 cannot mount it: squashfuse: no device\n"
@@ -80,9 +79,11 @@ def test_nodes_that_unpack_an_image_are_named_by_reason():
         by="read",
         reading=(),
         why="",
-        unmounted=read_unmounted(printed),
+        alone=read_reasons(printed, ALONE),
+        unmounted=read_reasons(printed, UNPACKS),
         seconds=1.0,
     )
+    assert brought.alone_by_reason() == [("node1", "it has no python3 of its own")]
     assert brought.unmounted_by_reason() == [
         ("node[1-2]", "squashfuse: no device"),
         ("node4", "there is no squashfuse on PATH"),
@@ -90,8 +91,6 @@ def test_nodes_that_unpack_an_image_are_named_by_reason():
 
 
 def test_each_run_mounts_an_image_for_itself(tmp_path: Path):
-    from dataclasses import replace
-
     image = replace(write_tiny_pack(tmp_path / "e.tar"), form="squashfs", directory=str(tmp_path))
     first, second = NodeEnvironment(image), NodeEnvironment(image)
     assert first.python != second.python
@@ -164,3 +163,50 @@ def test_why_sbcast_failed_is_what_it_printed_and_nothing_of_the_step_of_its_nod
     waits = f"while [ ! -e '{tmp_path}/late' ]; do sleep 0.01; done"
     sbcast = f"echo 'sbcast: error: no space'; {waits}; exit 1"
     assert bring(held=held, sbcast=sbcast).why == "sbcast: error: no space"
+
+
+# Two nodes, each with a disk of its own at the same place; a step of some nodes is refused.
+NODES = """#!{python}
+import os, signal, subprocess, sys
+
+if 'exec sleep "$1"' in " ".join(sys.argv):
+    sys.exit("srun: error: Requested node configuration is not available")
+command, program = sys.argv[sys.argv.index("sh") :], sys.stdin.buffer.read()
+mounts = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+nodes = []
+for name in ("n1", "n2"):
+    words = ["unshare", "-m", "sh", "-c", mounts, "sh", f"{folder}/{{name}}", "{folder}/place"]
+    variables = {{**os.environ, "SLURMD_NODENAME": name}}
+    node = subprocess.Popen([*words, *command], stdin=subprocess.PIPE, env=variables)
+    node.stdin.write(program)
+    node.stdin.close()
+    nodes.append(node)
+signal.signal(signal.SIGUSR1, lambda *_: [node.send_signal(signal.SIGUSR1) for node in nodes])
+for node in nodes:
+    node.wait()
+"""
+
+
+def test_where_sbcast_does_not_serve_one_node_reads_and_gives_it_to_the_others(
+    pack: EnvironmentPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("place", "n1", "n2"):
+        (tmp_path / name).mkdir()
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user has no mount namespaces")
+    for name, value in {"JOB_ID": "7", "JOB_NUM_NODES": "3"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "srun").write_text(NODES.format(folder=tmp_path, python=sys.executable))
+    (tmp_path / "srun").chmod(0o755)
+    environment = NodeEnvironment(replace(pack, directory=str(tmp_path / "place")))
+    brought = environment.bring(["n1", "n2"], 2, log=tmp_path / "environment.out")
+    try:
+        assert brought is not None
+        assert brought.by == "tree"
+        assert len(brought.reading) == 1
+        assert brought.nodes == ("n1", "n2")
+        assert brought.alone == {}
+    finally:
+        environment.close()
+    assert [list((tmp_path / name).iterdir()) for name in brought.nodes] == [[], []]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from hpctrain.execute.node_environment import Brought
+from hpctrain.execute.node_answers import Brought
 from hpctrain.execute.rank_forks import left_out
 from hpctrain.execute.start_notes import StartNotes
 
 EVERYWHERE = Brought(
-    nodes=("a1", "a2", "b"), by="sbcast", reading=(), why="", unmounted={}, seconds=1.23456
+    nodes=("a1", "a2", "b"),
+    by="sbcast",
+    reading=(),
+    why="",
+    alone={},
+    unmounted={},
+    seconds=1.23456,
 )
 
 
@@ -42,6 +49,7 @@ def test_a_pack_that_came_to_all_nodes_is_written_down_and_not_logged(
             "by": "sbcast",
             "reading": [],
             "reason": "",
+            "alone": {},
             "unmounted": {},
             "seconds": 1.235,
             "sha256": "12ab",
@@ -58,6 +66,7 @@ def test_what_sbcast_could_not_copy_and_nodes_could_not_mount_is_logged(
         by="read",
         reading=("a1", "a2", "b"),
         why="no space",
+        alone={},
         unmounted={"a1": "no fuse", "a2": "no fuse"},
         seconds=1.0,
     )
@@ -67,6 +76,21 @@ def test_what_sbcast_could_not_copy_and_nodes_could_not_mount_is_logged(
         "hpctrain: note: sbcast could not copy /packs/env to the nodes, so each of them read it: "
         "no space",
         "hpctrain: note: a[1-2] cannot mount /packs/env, and unpacked it: no fuse",
+    ]
+
+
+def test_that_nodes_got_it_from_one_another_and_which_did_not_is_logged(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brought = replace(
+        EVERYWHERE, by="tree", reading=("a1", "b"), why="not here", alone={"b": "no python3"}
+    )
+    make_notes(ledger).take_brought(brought)
+    assert ledger[0]["alone"] == {"b": "no python3"}
+    assert capsys.readouterr().err.splitlines() == [
+        "hpctrain: note: sbcast could not copy /packs/env to the nodes, so they got it from one "
+        "another: not here",
+        "hpctrain: note: b got /packs/env from no other node, and read it: no python3",
     ]
 
 

@@ -26,6 +26,8 @@ class Node:
         patience_s: float = 20,
         path: str = "",
         user: int | None = None,
+        name: str = "node1",
+        program: bytes = b"",
     ) -> None:
         self._pack, self._place = pack, place
         self._user = os.geteuid() if user is None else user
@@ -35,12 +37,19 @@ class Node:
             self.copy.write_bytes(copy)
             if user is not None:
                 os.chown(self.copy, user, user)
-        variables = {**os.environ, "SLURMD_NODENAME": "node1"}
+        self._name = name
+        variables = {**os.environ, "SLURMD_NODENAME": name}
         variables["PATH"] = f"{path}:{variables['PATH']}"
         self.process = subprocess.Popen(
             unpack_argv(
-                pack, place=str(place), copy=str(self.copy), patience_s=patience_s, run=self.run
+                pack,
+                place=str(place),
+                copy=str(self.copy),
+                patience_s=patience_s,
+                run=self.run,
+                is_offered=bool(program),
             ),
+            stdin=subprocess.PIPE if program else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -48,6 +57,10 @@ class Node:
             start_new_session=True,
             user=user,
         )
+        if self.process.stdin is not None:
+            # As srun does; one that needs nothing of it reads nothing.
+            os.write(self.process.stdin.fileno(), program)
+            self.process.stdin.close()
 
     def own(self) -> Path:
         """Return where its environment is."""
@@ -59,7 +72,7 @@ class Node:
         lines = []
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            lines.append(line.removeprefix("hpctrain-pack node1 ").rstrip())
+            lines.append(line.removeprefix(f"hpctrain-pack {self._name} ").rstrip())
             if lines[-1] == "ready":
                 break
         return lines
