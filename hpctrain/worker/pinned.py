@@ -14,6 +14,8 @@ from typing import Any
 from hpctrain.log import log
 from hpctrain.plan.sources import SourceFile, unpack_sources
 
+# As in hpctrain.pack.header, which would load more than ranks need.
+_MANIFEST = "hpctrain-pack.json"
 _pinned = b""
 
 
@@ -22,7 +24,8 @@ def pin_sources(packed: bytes, *, says_changes: bool = True) -> None:
 
     A module that the run keeps is imported from the file that it was read from, even where another
     of the same name comes first by now: with Python's caches if the file is unchanged, else from
-    what the run keeps, under its own path. Other modules are found on ``sys.path``.
+    what the run keeps, under its own path. In a packed environment the same file there takes its
+    place. Other modules are found on ``sys.path``.
 
     Parameters
     ----------
@@ -52,6 +55,7 @@ class _PinnedFinder:
     def __init__(self, sources: Mapping[str, SourceFile], *, says_changes: bool) -> None:
         self._sources = sources
         self._says_changes = says_changes
+        self._packed = _place_of_pack()
         self._places: dict[str, list[str]] = {}
         for name, source in sources.items():
             place = os.path.dirname(source.path)
@@ -71,6 +75,8 @@ class _PinnedFinder:
         source = self._sources.get(name)
         if source is None:
             return self._find_namespace(name, path)
+        if (packed := self._find_packed(name, path, source)) is not None:
+            return packed
         loader = SourceFileLoader(name, source.path)
         if not source.is_unchanged():
             loader = _PinnedLoader(name, source)
@@ -84,6 +90,21 @@ class _PinnedFinder:
             name, source.path, loader=loader, submodule_search_locations=places
         )
 
+    def _find_packed(
+        self, name: str, path: Sequence[str] | None, source: SourceFile
+    ) -> ModuleSpec | None:
+        """Return how to load the file of a packed environment that holds the same."""
+        if self._packed is None:
+            return None
+        found = PathFinder.find_spec(name, path)
+        if found is None or not (found.origin or "").startswith(self._packed):
+            return None
+        try:
+            with open(str(found.origin), "rb") as file:
+                return found if file.read() == source.content else None
+        except OSError:
+            return None
+
     def _find_namespace(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return a namespace package whose directories may be gone."""
         places = self._places.get(name)
@@ -92,6 +113,12 @@ class _PinnedFinder:
         spec = ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = list(places)
         return spec
+
+
+def _place_of_pack() -> str | None:
+    """Return where the packed environment is that this process runs in; None in any other one."""
+    root = os.path.dirname(sys.prefix)
+    return root + os.sep if os.path.exists(os.path.join(root, _MANIFEST)) else None
 
 
 class _PinnedLoader(SourceFileLoader):

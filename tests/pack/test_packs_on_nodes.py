@@ -100,6 +100,7 @@ def begin(
     name: str = "run",
     setup: tuple[str, ...] = (),
     forks: bool = True,
+    script: str = "train.py",
     **config: Any,
 ) -> subprocess.Popen[str]:
     """Start the script with the interpreter of the environment."""
@@ -107,7 +108,7 @@ def begin(
     variables = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "TMPDIR")}
     variables["HPCTRAIN_FORK_SERVER"] = str(int(forks))
     return subprocess.Popen(
-        [*before, environment.python, "train.py", name, json.dumps(slurm), json.dumps(config)],
+        [*before, environment.python, script, name, json.dumps(slurm), json.dumps(config)],
         cwd=work,
         env={**variables, **cluster.environ},
         stdout=subprocess.PIPE,
@@ -240,6 +241,34 @@ def test_ranks_and_agents_touch_nothing_of_the_shared_environment(
     ]
     touched = [line for line in lines if any(place in line for place in shared)]
     assert touched == []
+
+
+def test_modules_of_the_script_that_are_packed_are_imported_from_the_copy(
+    virtual_slurm: VirtualCluster,
+    work: Path,
+    small_environment: SmallEnvironment,
+) -> None:
+    project = work / "project"
+    (project / "mine").mkdir(parents=True)
+    # What ranks find of it: two modules that the run keeps, too.
+    imports = "    import helper, mine.part\n    places = [helper.__file__, mine.part.__file__, "
+    script = SCRIPT.replace("    places = [", imports)
+    (project / "train.py").write_text(script)
+    (project / "helper.py").write_text("VALUE = 1\n")
+    (project / "mine/__init__.py").touch()
+    (project / "mine/part.py").write_text("VALUE = 2\n")
+    pack = work / "environment.tar"
+    packed = small_environment.pack(pack, "--with", str(project))
+    second = virtual_slurm.node_names[1]
+    with traced(virtual_slurm, second, work / "calls"):
+        done = fit(work, virtual_slurm, small_environment, pack, script="project/train.py")
+    root = f"/dev/shm/hpctrain-packs-{os.geteuid()}/{packed['sha256'][:32]}"
+    _, ranks = returned(done)
+    for _, (helper, part, *_), *_ in ranks:
+        assert (helper, part) == (f"{root}/with/0/helper.py", f"{root}/with/0/mine/part.py")
+    lines = (work / "calls").read_text(errors="replace").splitlines()
+    assert [line for line in lines if "execve(" in line and "hpctrain.worker" in line]
+    assert [line for line in lines if f'"{project}' in line] == []
 
 
 @contextmanager

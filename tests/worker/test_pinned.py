@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -195,3 +196,19 @@ def test_a_tree_of_too_many_files_is_known_to_be_incomplete(
     finder = ModuleFinder()
     finder.follow(cloudpickle.dumps(train))
     assert not finder.is_complete
+
+
+@pytest.mark.parametrize("holds", ["the same", "something else"])
+def test_in_a_packed_environment_the_same_file_there_is_imported(place: Path, holds: str) -> None:
+    packed = pack_sources(sources_of(place))
+    node = place / "node"
+    shutil.copytree(place / "package", node / "with/0/package")
+    (node / "hpctrain-pack.json").touch()
+    if holds != "the same":
+        (node / "with/0/package/part.py").write_text("VALUE = 2\n\n\ndef fail():\n    pass\n")
+    shutil.copy(place / "other.py", node / "with/0")
+    script = IMPORT.format(place=str(node / "with/0"), packed=packed)
+    where = f"import sys; sys.prefix = {str(node / 'env')!r}\n"
+    said = run_python("-c", where + script, timeout_s=60).stdout
+    there = node / "with/0" if holds == "the same" else place
+    assert f"old 1 {there / 'package/part.py'} other" in said
