@@ -21,16 +21,19 @@ from hpctrain.world import Communicator, World
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+OF_FIRST_CHECKPOINT = (
+    "hpctrain.worker.upload",
+    "hpctrain.rundir.bulk",
+    "hpctrain.rundir.shared_staging",
+)
+"""What ranks do not need before their first checkpoint."""
 OF_EVERY_RANK = (
     "hpctrain.worker.main",
     "hpctrain.worker.linked_training",
     "hpctrain.worker.train",
     "hpctrain.worker.seeding",
     "hpctrain.rundir.trust",
-    # With the first checkpoint.
-    "hpctrain.worker.upload",
-    "hpctrain.rundir.bulk",
-    "hpctrain.rundir.shared_staging",
+    *OF_FIRST_CHECKPOINT,
     "cloudpickle",
     "encodings.ascii",
     "encodings.idna",

@@ -2,7 +2,8 @@
 
 Where several ranks share a node, one process imports for them (`hpctrain.worker.fork_server`). A
 rank alone imports the same modules at its first moment: while its peers, the agents and the
-executor are starting too, and not after them.
+executor are starting too, and not after them. What it needs for its first checkpoint it imports
+then, since no other rank could share that.
 """
 
 from __future__ import annotations
@@ -77,12 +78,14 @@ def _showing_where() -> Iterator[None]:
 def _import(modules: Iterable[str]) -> str:
     """Import modules of libraries; return which one fails, and how, or nothing."""
     # Executors import this module for their commands.
+    from hpctrain.backend import OF_FIRST_CHECKPOINT
     from hpctrain.worker import mpi
     from hpctrain.worker.preload import is_of_library
 
+    left_out = {_MAIN, *OF_FIRST_CHECKPOINT}
     for name in (_MPI, *modules):
         try:
-            if name != _MAIN and is_of_library(name):
+            if name not in left_out and is_of_library(name):
                 importlib.import_module(name)
                 if name == _MPI:
                     # A module that imports mpi4py.MPI would wait here for the other ranks, and no

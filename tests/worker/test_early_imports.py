@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import pytest
 
+from hpctrain.backend import OF_EVERY_RANK, OF_FIRST_CHECKPOINT
 from hpctrain.worker.early_imports import with_imports
 from tests.waiting import wait_until
 
@@ -33,6 +34,14 @@ try:
     import half
 except BaseException as error:
     print(repr(error))
+"""
+
+
+BEFORE_TRAINING = """
+# What a rank imports until it calls the training function.
+import hpctrain.worker.main, hpctrain.worker.linked_training, hpctrain.worker.train
+import hpctrain.worker.seeding, hpctrain.rundir.trust
+print(*sys.modules)
 """
 
 
@@ -93,6 +102,15 @@ def test_an_import_that_fails_fails_in_the_training_in_the_same_way(
 def test_no_import_initialises_mpi(tmp_path: Path) -> None:
     library = {"asks.py": "from mpi4py import MPI\nprint(MPI.Is_initialized())"}
     assert run(tmp_path, ["asks"], library=library) == ["False", "[]", "1 True"]
+
+
+def test_a_rank_alone_leaves_what_its_first_checkpoint_needs_for_then(tmp_path: Path) -> None:
+    _, _, line = run(tmp_path, OF_EVERY_RANK, training=BEFORE_TRAINING)
+    loaded = set(line.split())
+    assert loaded >= {"cloudpickle", *OF_EVERY_RANK} - {*OF_FIRST_CHECKPOINT}
+    # xxhash and hpctrain.bulk.copy are most of what these modules load.
+    unneeded = {*OF_FIRST_CHECKPOINT, "hpctrain.rundir.staging", "hpctrain.bulk.copy", "xxhash"}
+    assert loaded & unneeded == set()
 
 
 def test_an_import_that_does_not_end_says_where_it_is(tmp_path: Path) -> None:
