@@ -16,14 +16,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from hpctrain.bulk.header import state_file_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
-from hpctrain.rundir.bulk import BULK, Bulk
 from hpctrain.rundir.files import fsync_file, make_directory
 from hpctrain.version import __version__
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.bulk import Bulk
 
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def seal(directory: Path, bulk: Bulk = BULK) -> list[StagedFile]:
+def seal(directory: Path, bulk: Bulk | None = None) -> list[StagedFile]:
     """Make the files of a rank's own directory durable, and return them. Not collective.
 
     Their names become durable with the commit.
@@ -216,10 +217,15 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def digest_staged(path: Path, relative: str, bulk: Bulk = BULK) -> StagedFile:
+def digest_staged(path: Path, relative: str, bulk: Bulk | None = None) -> StagedFile:
     """Make a file durable, and return what it is called in the checkpoint. Not collective."""
+    # Executors import this module before their ranks join, and read no file of a checkpoint.
+    from hpctrain.bulk.digest import digest_file
+    from hpctrain.bulk.header import state_file_digest
+
     of_header = state_file_digest(path)
     if of_header is not None:
         fsync_file(path)
         return StagedFile(relative, *of_header, kind="header")
-    return StagedFile(relative, *bulk.digest(path, durable=True))
+    digest = digest_file if bulk is None else bulk.digest
+    return StagedFile(relative, *digest(path, durable=True))
