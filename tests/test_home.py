@@ -7,6 +7,7 @@ import pytest
 from hpctrain import environ
 from hpctrain.home import Home, detect_home, hostfile
 from hpctrain.launch import request
+from hpctrain.worker import mpi
 from tests.environments import (
     ALLOCATION,
     HYDRA,
@@ -128,7 +129,7 @@ def test_the_home_is_decided_once_even_if_launcher_variables_are_scrubbed_later(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(request, "_home", None)
-    monkeypatch.setattr(request, "initialized_world_size", lambda: None)
+    monkeypatch.setattr(mpi, "initialized_world_size", lambda: None)
     monkeypatch.setattr(os, "environ", dict(LAPTOP | HYDRA))
     assert request.current_home() is Home.SPMD
     environ.scrub_launcher_variables()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import stat
 import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain import environ
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.pack.header import EnvironmentPack, distributions_of, read_pack
 from hpctrain.rundir.trust import check_owner
 from hpctrain.slurm_config import SlurmConfig
 from hpctrain.version import __version__
+
+if TYPE_CHECKING:
+    from hpctrain.pack.header import EnvironmentPack
 
 _NAMED = 4
 
@@ -47,6 +49,10 @@ def plan_environment_pack(slurm: SlurmConfig, *, launcher: str) -> EnvironmentPa
             f"{launcher!r} here, and run in {sys.executable}."
         )
         return None
+    import platform
+
+    from hpctrain.pack.header import distributions_of, read_pack
+
     path = Path(environ.working_directory(), Path(slurm.environment_pack).expanduser())
     pack, manifest = read_pack(path)
     _refuse_foreign(path)

@@ -17,7 +17,6 @@ from hpctrain.plan.allocation import AllocatedNode, place_in_allocation
 from hpctrain.plan.hosts import Host, read_hostfile
 from hpctrain.plan.resources import Placement
 from hpctrain.plan.site import Site
-from hpctrain.worker.bootstrap import visible_gpus
 
 
 def place_in_this_allocation(
@@ -116,6 +115,8 @@ def refuse_missing_gpus(scaling: ScalingConfig) -> None:
     ConfigError
         If it has not.
     """
+    from hpctrain.worker.bootstrap import visible_gpus
+
     visible, needed = visible_gpus(), scaling.total_resources.get("GPU", 0)
     if len(visible) >= needed:
         return

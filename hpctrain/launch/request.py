@@ -41,7 +41,6 @@ from hpctrain.plan.site import Site, load_site, site_srun_args
 from hpctrain.plan.spec import RunSpec, WorkerSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.validation_config import ValidationConfig
-from hpctrain.worker.mpi import initialized_world_size
 
 _LAUNCHER_OF = {
     Home.LOCAL: "local",
@@ -129,6 +128,7 @@ def current_home() -> Home:
     global _home
     if _home is None:
         from hpctrain.slurm.probe import can_submit
+        from hpctrain.worker.mpi import initialized_world_size
 
         _home = detect_home(
             environ.environment(),
