@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from hpctrain import environ, timeouts
-from hpctrain.execute.node_agents import NodeAgents
-from hpctrain.execute.process import StepProcess
-from hpctrain.execute.rank_forks import RankForks
-from hpctrain.execute.rank_step import start_ranks
-from hpctrain.execute.step_fork_servers import StepForkServers
-from hpctrain.execute.step_launcher import find_step_launcher
 from hpctrain.log import log
 from hpctrain.plan import spec
 from hpctrain.plan.launch_plan import FirstStart
@@ -25,6 +20,11 @@ from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.pmi import ask_for_pmi_types
+
+if TYPE_CHECKING:
+    from hpctrain.execute.node_agents import NodeAgents
+    from hpctrain.execute.process import StepProcess
+    from hpctrain.execute.rank_forks import RankForks
 
 _ATTEMPT = 1
 
@@ -102,44 +102,48 @@ def begin_first_steps(paths: RunPaths, run_spec: RunSpec) -> FirstSteps | None:
     """
     if not run_spec.first_start:
         return None
-    agents, begun_at = None, time.monotonic()
+    begun_at = time.monotonic()
     try:
         first: FirstStart = spec.unpack(run_spec.first_start)
         if not _is_certain(paths, first):
             return None
-        agents = NodeAgents(paths, node_timeout_s=first.node_timeout_s)
-        forks = _forks(run_spec, first)
-        ranks = _start_ranks(paths, first, agents, forks)
-        return FirstSteps(agents, ranks, begun_at=begun_at, forks=forks)
+        if first.plan.mpi == "auto":
+            # It answers while the rest is imported, and agents are asked for.
+            ask_for_pmi_types()
+        return _start(paths, run_spec, first, begun_at=begun_at)
     except Exception as error:
         # Only the executor can write down that the run has failed, and why.
         log(f"note: agents and ranks start later, with their executor: {error}")
-        if agents is not None:
-            _close(agents)
         return None
 
 
-def _start_ranks(
-    paths: RunPaths, first: FirstStart, agents: NodeAgents, forks: RankForks | None
-) -> StepProcess:
+def _start(paths: RunPaths, run_spec: RunSpec, first: FirstStart, *, begun_at: float) -> FirstSteps:
+    from hpctrain.execute.node_agents import NodeAgents
+    from hpctrain.execute.rank_step import start_ranks
+    from hpctrain.execute.step_launcher import find_step_launcher
+
     plan = first.plan
-    if plan.mpi == "auto":
-        # It answers while agents are asked for.
-        ask_for_pmi_types()
-    make_directory(paths.logs(_ATTEMPT), below=paths.root)
-    agents.gather(plan.placement, (), attempt=_ATTEMPT)
-    return start_ranks(
-        find_step_launcher(plan.mpi),
-        plan.placement,
-        paths=paths,
-        attempt=_ATTEMPT,
-        socket=agents.socket,
-        num_threads=plan.threads_per_task,
-        environment=plan.environment,
-        srun_args=plan.srun_args,
-        log_to_file=first.log_to_file,
-        fork_server=forks,
-    )
+    agents = NodeAgents(paths, node_timeout_s=first.node_timeout_s)
+    try:
+        forks = _forks(run_spec, first)
+        make_directory(paths.logs(_ATTEMPT), below=paths.root)
+        agents.gather(plan.placement, (), attempt=_ATTEMPT)
+        ranks = start_ranks(
+            find_step_launcher(plan.mpi),
+            plan.placement,
+            paths=paths,
+            attempt=_ATTEMPT,
+            socket=agents.socket,
+            num_threads=plan.threads_per_task,
+            environment=plan.environment,
+            srun_args=plan.srun_args,
+            log_to_file=first.log_to_file,
+            fork_server=forks,
+        )
+    except Exception:
+        _close(agents)
+        raise
+    return FirstSteps(agents, ranks, begun_at=begun_at, forks=forks)
 
 
 def _close(agents: NodeAgents) -> None:
@@ -168,5 +172,7 @@ def _forks(run_spec: RunSpec, first: FirstStart) -> RankForks | None:
     modules = run_spec.settings.preload
     if not modules or not environ.wants_fork_server():
         return None
+    from hpctrain.execute.step_fork_servers import StepForkServers
+
     further = run_spec.settings.preload_for_trials
     return StepForkServers(modules, own_places=first.own_places, further=further)

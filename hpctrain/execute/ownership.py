@@ -12,7 +12,6 @@ from hpctrain import environ, timeouts
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.run_record import RunRecord
 
 # A job can begin before the process that has submitted it has written so: by milliseconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
@@ -46,6 +45,8 @@ def await_ownership(paths: RunPaths, *, patience_s: float = timeouts.OWNERSHIP_S
             return verdict
         if deadline.is_over:
             # The process that submitted this job died before it could write so. No other is left.
+            from hpctrain.rundir.run_record import RunRecord
+
             with suppress(OSError):
                 RunRecord(paths).append("successor", job_id=job_id, after=None)
             return Ownership.MINE

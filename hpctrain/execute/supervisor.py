@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain import environ
 from hpctrain.errors import HpctrainError, RunStoppedError, SupersededError
@@ -23,11 +24,12 @@ from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.directory import HeldDirectory
 from hpctrain.rundir.ledger import count_attempts
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import read_status
 from hpctrain.rundir.trust import check_run_directory, read_spec
 from hpctrain.worker.uncollected import uncollected
+
+if TYPE_CHECKING:
+    from hpctrain.rundir.status import RunStatus
 
 MAX_RESTARTS_WITHOUT_ATTEMPT = 3
 """An executor that is killed so often in a row before it begins an attempt is not started again."""
@@ -63,20 +65,12 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
                 # So that the job is FAILED for Slurm, and its dependents with afterok do not start.
                 raise SystemExit(exit_status)
             return
-        status = None
         try:
             fence.check_after(paths, child=pid)
         except SupersededError as error:
             log(str(error))
             raise SystemExit(error.exit_code) from None
-        try:
-            RunRecord(directory.paths).append(
-                "executor-died", signal=os.WTERMSIG(wait_status), pid=pid
-            )
-            status = read_status(directory.paths)
-        except OSError as error:
-            # The next executor sees for itself what became of this one.
-            log(f"cannot write down that the executor died: {error}")
+        status = _note_death(directory.paths, pid=pid, number=os.WTERMSIG(wait_status))
         if status is not None and status.state.is_final:
             # In a callback, as a rule: the run had ended.
             if status.state is RunState.FINISHED:
@@ -86,6 +80,20 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
         attempts, before = count_attempts(paths), attempts
         without_progress = 0 if attempts > before else without_progress + 1
     raise SystemExit(1)
+
+
+def _note_death(paths: RunPaths, *, pid: int, number: int) -> RunStatus | None:
+    """Write down that a signal has killed the executor; return the run's status, if it is known."""
+    try:
+        from hpctrain.rundir.run_record import RunRecord
+        from hpctrain.rundir.status import read_status
+
+        RunRecord(paths).append("executor-died", signal=number, pid=pid)
+        return read_status(paths)
+    except (OSError, ImportError) as error:
+        # The next executor sees for itself what became of this one.
+        log(f"cannot write down that the executor died: {error}")
+        return None
 
 
 def _import_for_another(pid: int) -> None:

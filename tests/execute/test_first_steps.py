@@ -16,7 +16,7 @@ import pytest
 from hpctrain import timeouts
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.execute import executor, first_steps
+from hpctrain.execute import executor, first_steps, node_agents, rank_step, step_launcher
 from hpctrain.execute.first_steps import FirstSteps, begin_first_steps
 from hpctrain.execute.health import Health
 from hpctrain.execute.rank_forks import RankForks
@@ -66,10 +66,10 @@ def paths(tmp_path: Path) -> RunPaths:
 def begin(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[LaunchPlan | None], FirstSteps | None]:
-    monkeypatch.setattr(first_steps, "NodeAgents", Agents)
-    monkeypatch.setattr(first_steps, "find_step_launcher", lambda mpi: mpi)
+    monkeypatch.setattr(node_agents, "NodeAgents", Agents)
+    monkeypatch.setattr(step_launcher, "find_step_launcher", lambda mpi: mpi)
     monkeypatch.setattr(first_steps, "ask_for_pmi_types", lambda: None)
-    monkeypatch.setattr(first_steps, "start_ranks", lambda *_, **__: Step())
+    monkeypatch.setattr(rank_step, "start_ranks", lambda *_, **__: Step())
 
     def begin(plan: LaunchPlan | None) -> FirstSteps | None:
         return begin_first_steps(paths, make_spec(plan))
@@ -177,7 +177,7 @@ def test_the_run_says_why_ranks_that_started_first_were_not_forked(
         fork_server.note([reason])
         return Step()
 
-    monkeypatch.setattr(first_steps, "start_ranks", start_ranks)
+    monkeypatch.setattr(rank_step, "start_ranks", start_ranks)
     monkeypatch.setattr(executor, "WorkerGroup", Group)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     plan = make_plan("slurm")
@@ -225,10 +225,10 @@ def test_a_run_that_is_to_stop_is_not_started(begin: Any, paths: RunPaths) -> No
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("start_ranks", LaunchError("no srun")),
-        ("find_step_launcher", ConfigError("there is no such program")),
-        ("find_step_launcher", subprocess.TimeoutExpired("mpiexec", 10.0)),
-        ("make_directory", OSError("the disk is full")),
+        ("rank_step.start_ranks", LaunchError("no srun")),
+        ("step_launcher.find_step_launcher", ConfigError("there is no such program")),
+        ("step_launcher.find_step_launcher", subprocess.TimeoutExpired("mpiexec", 10.0)),
+        ("first_steps.make_directory", OSError("the disk is full")),
     ],
 )
 def test_what_cannot_be_started_is_left_to_the_executor_to_explain(
@@ -243,7 +243,7 @@ def test_what_cannot_be_started_is_left_to_the_executor_to_explain(
         closed.append(agents)
         raise LaunchError("scancel does not answer")
 
-    monkeypatch.setattr(first_steps, where, refuse)
+    monkeypatch.setattr(f"hpctrain.execute.{where}", refuse)
     monkeypatch.setattr(Agents, "close", close)
     assert begin(make_plan("slurm")) is None
     assert len(closed) == 1
