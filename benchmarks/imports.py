@@ -35,7 +35,7 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
         argv = [sys.executable, PROGRAMS / "empty_plain.py", "1", folder]
         run_command(argv, cwd=folder, env=child_environment(tree), timeout_s=60)
         run_dir = next(Path(folder).glob("*/plan.json")).parent
-        status = [sys.executable, "-m", "hpctrain.cli.main", "status", run_dir]
+        status = [sys.executable, "-m", "hpctrain.cli", "status", run_dir]
         row = Row(
             name="status",
             ours=command("hpctrain status", status, tree=tree),

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hpctrain import timeouts
-from hpctrain.execute.tuner_sign import LEFT_TO_TUNER, shows_life
+from hpctrain.execute.tuner_sign import leave_to_tuner, shows_life
 from hpctrain.own_time import OwnTime
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
@@ -98,7 +98,7 @@ def _continue_elsewhere(paths: RunPaths) -> None:
     if plan["launcher"] == "slurm":
         sign = plan.get("tuner_sign")
         if sign and shows_life(Path(sign), patience_s=timeouts.TUNER_SIGN_S):
-            _leave_to_tuner(paths)
+            _leave_to_tuner(paths, job.job_id)
         else:
             _submit_successor(paths, job.job_id)
     cancel_job(job.job_id)
@@ -117,11 +117,13 @@ def _submit_successor(paths: RunPaths, job_id: str) -> None:
         RunRecord(paths).write(present.after(RunEvent.SUBMITTED, job_id=successor))
 
 
-def _leave_to_tuner(paths: RunPaths) -> None:
+def _leave_to_tuner(paths: RunPaths, job_id: str) -> None:
     record, present = RunRecord(paths), read_status(paths)
-    if present is None:
+    if present is None or present.job_id != job_id:
         return
     why = f"node {present.owner_host}, which had the executor, is lost"
-    record.append(LEFT_TO_TUNER, why=why, checkpoint=present.checkpoint)
-    record.write(present.after(RunEvent.STOPPED, error=f"{why}; the tuner of its sweep goes on."))
+    patience_s = timeouts.CONTROLLER_S
+    leave_to_tuner(paths, why=why, checkpoint=present.checkpoint, patience_s=patience_s)
     record.append("run-ended", state=RunState.STOPPED.value, error=why)
+    # The last one: once the tuner sees it, the run begins anew.
+    record.write(present.after(RunEvent.STOPPED, error=f"{why}; the tuner of its sweep goes on."))

@@ -20,7 +20,7 @@ from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.time_limit import TimeLimit
 from hpctrain.execute.tracker import AttemptTracker
-from hpctrain.execute.tuner_sign import LEFT_TO_TUNER, shows_life
+from hpctrain.execute.tuner_sign import leave_to_tuner, shows_life
 from hpctrain.log import log
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.slurm.client import find_submit_limit
@@ -220,7 +220,7 @@ class Preemption:
             else:
                 self._run_record.name_successor(successor)
                 return
-        self._run_record.note(LEFT_TO_TUNER, why=why, checkpoint=checkpoint)
+        leave_to_tuner(paths, why=why, checkpoint=checkpoint, patience_s=patience_s)
         raise RunStoppedError(
             f"the run stopped because {why}. The tuner of its sweep continues it in another job."
         ) from cause

@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
+from hpctrain.rundir import files
+from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import read_content
+from hpctrain.rundir.run_record import RunRecord
 
 LEFT_TO_TUNER = "left-to-tuner"
 """Event of a run that goes on in a job that the tuner of its sweep submits."""
@@ -30,6 +33,22 @@ def shows_life(sign: Path, *, patience_s: float) -> bool:
             return True
         seen = seen or present
     return False
+
+
+def leave_to_tuner(paths: RunPaths, *, why: str, checkpoint: str | None, patience_s: float) -> None:
+    """Write down that a tuner is to submit the next job of a run. Not collective.
+
+    Without that entry, the run would have ended for good.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written within `patience_s`.
+    """
+    record = RunRecord(paths)
+    files.retry(
+        lambda: record.append(LEFT_TO_TUNER, why=why, checkpoint=checkpoint), patience_s=patience_s
+    )
 
 
 def _read(sign: Path) -> bytes:

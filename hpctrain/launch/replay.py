@@ -191,6 +191,8 @@ def _plan(
         directives=directives,
         # What the first job waited for is over, or was about that job.
         first_job_directives={},
+        # It is of no sweep.
+        tuner_sign=None,
         container=plan_container(recorded.container, launcher=launcher, run_dir=request.paths.root),
         environment_pack=plan_environment_pack(request.scaling_config.slurm, launcher=launcher),
         stop_notice_s=request.scaling_config.slurm.notice_s if slurm else recorded.stop_notice_s,

@@ -33,6 +33,8 @@ def announce(event: Mapping[str, Any]) -> str:
         return f"{event.get('why')}; job {job} is queued again and resumes from {begin}"
     if name == "successor" and event.get("why"):
         return f"{event['why']}; job {event.get('job_id')} resumes from {begin}"
+    if name == "left-to-tuner":
+        return f"{event.get('why')}; another job, of the tuner, resumes from {begin}"
     if name == "executor-lost":
         return f"node {event.get('host')}, which had the executor, is lost; another job resumes"
     return ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpctrain.rundir.announcement import announce
 
-RESTARTS = ("restart", "requeued", "successor")
+RESTARTS = ("restart", "requeued", "successor", "left-to-tuner")
 """Events after which the ranks are started again."""
 
 
@@ -161,6 +161,5 @@ _TEMPLATES = {
     "callback-failed": "a callback failed: {error}",
     "executor-died": "the executor was killed ({signal}), and started again",
     "job-gone": "Slurm has forgotten job {job_id}",
-    "left-to-tuner": "{why}; the tuner of the sweep submits another job",
     "run-ended": "the run is {state}",
 }

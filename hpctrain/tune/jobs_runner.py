@@ -22,7 +22,7 @@ from hpctrain.launch.request import Submission
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.own_time import ANY_GAP_S, Deadline
-from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.ledger import count_attempts, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
@@ -120,6 +120,8 @@ class JobsRunner(LocalRunner):
         if status is None or status.state is RunState.REFUSED:
             return False
         if status.state is RunState.STOPPED:
+            with suppress(OSError):
+                self._watch(trial).is_orphaned = bool(find_job_end(paths))
             return self._is_stopped_for_good(paths)
         if status.state.is_final or (status.job_id and self._is_alive(status.job_id)):
             return True
@@ -144,7 +146,14 @@ class JobsRunner(LocalRunner):
             self._look_at[trial.trial_id] = now + _UNREADABLE_S
             return Look()
         if look.end is not None:
-            look = replace(look, end=self._explain_end(trial, look.end))
+            try:
+                look = replace(look, end=self._explain_end(trial, look.end))
+            except OSError as error:
+                if look.end.was_stopped:
+                    # It is found again at the next look.
+                    self._warn_of_files(trial, error)
+                    self._look_at[trial.trial_id] = now + _UNREADABLE_S
+                    return replace(look, end=None)
         pace = self._paces.setdefault(trial.trial_id, Pace())
         self._look_at[trial.trial_id] = now + pace.next_interval(self._watch(trial).status)
         return look
@@ -228,14 +237,21 @@ class JobsRunner(LocalRunner):
     def _explain_end(self, trial: Trial, end: End) -> End:
         """Return the end of a run with whether it is to go on in another job."""
         watch = self._watch(trial)
-        if not end.was_stopped or end.is_for_good or not (why := find_job_end(watch.paths)):
+        if not (end.was_stopped or end.failed) or end.is_for_good:
             return end
-        end = replace(end, is_orphaned=True, reason=why)
+        if watch.paths.stop_request.exists() or not (why := find_job_end(watch.paths)):
+            return end
+        # Also of one that was killed before it could write its last status.
+        end = replace(end, failed=False, was_stopped=True, is_orphaned=True, reason=why)
         watch.is_orphaned = True
         watch.note_end(end)
         return end
 
     def _begin(self, trial: Trial, submission: Submission) -> None:
+        if count_attempts(submission.request.paths):
+            # What the first job waited for is over.
+            plan = replace(submission.plan, first_job_directives={})
+            submission = replace(submission, plan=plan)
         # The limits of all trials are alike, and so would be the warnings.
         submit_prepared(submission, policy="auto", warns=not self._has_warned)
         self._has_warned = True

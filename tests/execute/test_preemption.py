@@ -17,6 +17,7 @@ from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.stop_decision import StopDecision, StopKind, StopNotice
 from hpctrain.execute.tracker import AttemptTracker
 from hpctrain.rundir.history import History
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.output import Job
 from tests.plans import make_plan
@@ -28,14 +29,12 @@ class Wishes:
     def __init__(self) -> None:
         self.decision = StopDecision()
         self.status: dict[str, Any] = {}
-        self.events: list[tuple[str, dict[str, Any]]] = []
         self.run_record = SimpleNamespace(
             change=self.status.update,
             change_later=self.status.update,
             history=History(),
             hand_over=lambda metrics: None,
             name_successor=lambda job_id: self.status.update(job_id=job_id),
-            note=lambda event, **details: self.events.append((event, details)),
         )
         self.paths = RunPaths(Path("/scratch/run"))
         self.checkpoints = SimpleNamespace(latest_name="000004")
@@ -141,7 +140,12 @@ def test_a_warning_that_kills_what_is_being_started_is_one_all_the_same(
 
 
 LIMIT = "sbatch: error: AssocMaxSubmitJobLimit"
-LEFT = ("left-to-tuner", {"why": "the time limit of job 7 ends", "checkpoint": "000004"})
+LEFT = {
+    "event": "left-to-tuner",
+    "time": 0.0,
+    "why": "the time limit of job 7 ends",
+    "checkpoint": "000004",
+}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +166,7 @@ def test_the_tuner_of_a_sweep_submits_the_next_job_of_a_trial(
     is_alive: bool,
     refusal: str,
     outcome: str | type[Exception],
+    tmp_path: Path,
 ) -> None:
     submitted: list[str] = []
 
@@ -182,6 +187,7 @@ def test_the_tuner_of_a_sweep_submits_the_next_job_of_a_trial(
     monkeypatch.setattr(preemption_module, "submit_successor", submit)
     monkeypatch.setattr(preemption_module, "shows_life", look)
     recorder = Wishes()
+    recorder.paths = RunPaths(tmp_path)
     notice = StopNotice(
         kind=StopKind.TIME_LIMIT,
         why="the time limit of job 7 ends",
@@ -196,6 +202,7 @@ def test_the_tuner_of_a_sweep_submits_the_next_job_of_a_trial(
         with pytest.raises(outcome):
             of_run.leave(LaunchError("left"))
     assert submitted == (["8"] if outcome == "8" else [])
-    assert recorder.events == ([LEFT] if outcome is RunStoppedError else [])
+    left = [{**event, "time": 0.0} for event in read_events(recorder.paths)]
+    assert left == ([LEFT] if outcome is RunStoppedError else [])
     assert [str(path) for path, _ in asked] == ([] if sign is None else [sign])
     assert all(0 < patience_s <= 6.0 for _, patience_s in asked), "half of what is left"
