@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from hpctrain.plan import environment_pack
 from tests.pack.mounts import require_squashfs
 from tests.pack.tiny import write_tiny_pack
 from tests.plan.pack_nodes import Node, Nodes
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=["tar", "squashfs"])
@@ -149,3 +153,23 @@ def test_a_full_disk_is_named_before_it_is_filled(
     finally:
         nodes.close()
         subprocess.run(["umount", disk], check=True)
+
+
+def test_a_run_that_ends_meanwhile_does_not_wait_for_who_reads_or_waits(
+    pack: EnvironmentPack, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    # Nobody writes into it, so the first node reads for ever.
+    os.mkfifo(tmp_path / "fifo")
+    stuck = replace(pack, path=str(tmp_path / "fifo"))
+    exchange = PackExchange(stuck, num_nodes=2)
+    nodes = [start(stuck, exchange) for _ in range(2)]
+    wait_until(lambda: len(exchange._nodes) == 2, "both have come")
+    exchange.close()
+    for node in nodes:
+        # As Slurm sends it: to all processes of the step.
+        while node.process.poll() is None:
+            os.killpg(node.process.pid, signal.SIGUSR1)
+            with suppress(subprocess.TimeoutExpired):
+                node.process.wait(0.2)
+        assert node.process.returncode == 66
+    assert [os.listdir(tmp_path / name) for name in ("a", "b")] == [[], []]
