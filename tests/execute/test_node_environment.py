@@ -187,8 +187,9 @@ for node in nodes:
 """
 
 
+@pytest.mark.parametrize("is_slice", [False, True], ids=["refused", "of a run beside others"])
 def test_where_sbcast_does_not_serve_one_node_reads_and_gives_it_to_the_others(
-    pack: EnvironmentPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pack: EnvironmentPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slice: bool
 ):
     for name in ("place", "n1", "n2"):
         (tmp_path / name).mkdir()
@@ -199,11 +200,14 @@ def test_where_sbcast_does_not_serve_one_node_reads_and_gives_it_to_the_others(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "srun").write_text(NODES.format(folder=tmp_path, python=sys.executable))
     (tmp_path / "srun").chmod(0o755)
-    environment = NodeEnvironment(replace(pack, directory=str(tmp_path / "place")))
+    there = replace(pack, directory=str(tmp_path / "place"))
+    environment = NodeEnvironment(there, is_slice=is_slice)
     brought = environment.bring(["n1", "n2"], 2, log=tmp_path / "environment.out")
     try:
         assert brought is not None
         assert brought.by == "tree"
+        # No run copies it to nodes of which others have some.
+        assert ("Requested node" in brought.why) is not is_slice
         assert len(brought.reading) == 1
         assert brought.nodes == ("n1", "n2")
         assert brought.alone == {}
