@@ -148,13 +148,13 @@ class NodeEnvironment:
                 # What unpacks it, and removes it, has not begun.
                 self._remove(copy, new, wanted, log)
                 raise
-        exchange = None if is_first and not why else self._offer(wanted)
+        is_copied = is_first and not why
+        exchange = None if is_copied else self._offer(wanted)
         step = self._start_unpacking(new, wanted, copy, log, exchange)
         try:
             answers = self._await(step, wanted)
         except BaseException:
             self._steps.remove(step)
-            # A node that waits for others goes on then, and gets the signal.
             _close(exchange)
             _end([step])
             raise
@@ -162,13 +162,12 @@ class NodeEnvironment:
         self._nodes.update(new)
         self._nodes_of[step] = tuple(new)
         self._is_anywhere = True
-        reading = tuple(sorted(n for n, answer in answers.items() if answer.startswith(READS)))
         by = "tree" if exchange is not None and exchange.num_given else "read"
         printed = step.last_lines(_ALL_LINES)
         return Brought(
             nodes=tuple(sorted(answers)),
-            by="sbcast" if is_first and not why else by,
-            reading=reading,
+            by="sbcast" if is_copied else by,
+            reading=tuple(sorted(n for n, found in answers.items() if found.startswith(READS))),
             why=why,
             alone=read_reasons(printed, ALONE),
             unmounted=read_reasons(printed, UNPACKS),
@@ -351,6 +350,7 @@ class NodeEnvironment:
 
 
 def _close(exchange: PackExchange | None) -> None:
+    # Before the step is ended: a node that waits for others then goes on, and gets the signal.
     if exchange is not None:
         exchange.close()
 
