@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sysconfig
 import traceback
 from pathlib import Path
 
@@ -133,6 +132,8 @@ def _is_library_frame(part: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
+    import sysconfig
+
     paths = sysconfig.get_paths()
     return filename.startswith((paths["stdlib"], paths["purelib"], paths["platlib"], "<frozen "))
 

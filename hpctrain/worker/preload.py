@@ -8,7 +8,6 @@ import os
 import re
 import site
 import sys
-import sysconfig
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,11 @@ from hpctrain.worker.uncollected import uncollected
 
 _HPCTRAIN = str(Path(__file__).parents[1]) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_STDLIB = tuple(str(Path(sysconfig.get_path(name))) + os.sep for name in ("stdlib", "platstdlib"))
+_LIBRARY = Path(os.__file__).parent
+# "stdlib" and "platstdlib" of sysconfig, which reads how Python was built for that.
+_STDLIB = tuple(
+    f"{path}{os.sep}" for path in (_LIBRARY, Path(sys.exec_prefix, sys.platlibdir, _LIBRARY.name))
+)
 # Compute devices that a library has opened: their state does not survive a fork.
 _DEVICES = re.compile(r"/dev/(?:nvidia|kfd|dri/|dxg|accel|hl\d|xpmem|infiniband)")
 _MPI = re.compile(r"/libmpi(?:ch|cxx)?[.\d-]*\.so|/libmpi\.so")

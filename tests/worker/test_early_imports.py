@@ -111,6 +111,8 @@ def test_a_rank_alone_leaves_what_its_first_checkpoint_needs_for_then(tmp_path: 
     # xxhash and hpctrain.bulk.copy are most of what these modules load.
     unneeded = {*OF_FIRST_CHECKPOINT, "hpctrain.rundir.staging", "hpctrain.bulk.copy", "xxhash"}
     assert loaded & unneeded == set()
+    # What describes how Python was built.
+    assert [name for name in loaded if "sysconfig" in name] == []
 
 
 def test_an_import_that_does_not_end_says_where_it_is(tmp_path: Path) -> None:
