@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import traceback
 
 _OUR_FOLDER = f"{Path(__file__).parent}/"
 # Files and functions of the frames between the user's and ours.
@@ -35,6 +38,8 @@ def format_user_traceback(error: BaseException, own: type[BaseException]) -> str
     own
         The base class of our errors.
     """
+    import traceback
+
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
     _keep_user_frames(shown, error, own)
     return "".join(shown.format()).rstrip()
@@ -96,6 +101,8 @@ def innermost_user_frame(stack: str) -> str:
 def _keep_user_frames(
     shown: traceback.TracebackException, error: BaseException, own: type[BaseException]
 ) -> None:
+    import traceback
+
     frames = list(shown.stack)
     kept = [frame for frame in frames if not _is_our_frame(frame)]
     if isinstance(error, own):

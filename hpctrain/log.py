@@ -12,7 +12,6 @@ import os
 import stat
 import sys
 import time
-import traceback
 from typing import TextIO
 
 from hpctrain.printable import show_controls
@@ -45,8 +44,19 @@ def log_once(message: str) -> None:
 def log_traceback(error: BaseException | str) -> None:
     """Print the traceback of an exception, or a given one. Not collective. Never raises."""
     if isinstance(error, BaseException):
-        error = "".join(traceback.format_exception(error))
+        error = _format(error)
     _print(error.rstrip("\n"), None)
+
+
+def _format(error: BaseException) -> str:
+    try:
+        # Each node starts an agent, which seldom needs it.
+        import traceback
+
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        # No descriptor is left, or the filesystem of Python is away.
+        return f"{type(error).__name__}: {error}"
 
 
 def flush_output() -> None:

@@ -40,6 +40,14 @@ def test_nothing_that_is_printed_on_a_full_disk_raises(monkeypatch: pytest.Monke
     full.detach().close()
 
 
+def test_an_error_is_printed_where_nothing_can_be_imported_any_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "traceback", None)
+    log_traceback(OSError("Too many open files"))
+    assert capsys.readouterr().err == "OSError: Too many open files\n"
+
+
 def test_nothing_that_is_printed_into_a_closed_file_raises(tmp_path: Path) -> None:
     with open(tmp_path / "log", "w") as file:
         pass
