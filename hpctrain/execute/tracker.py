@@ -94,6 +94,8 @@ class AttemptTracker:
         self._lines: dict[int, dict[int, bytes]] = {}
         self._parts: dict[int, dict[int, StagedPart | None]] = {}
         self._phases = dict.fromkeys(range(world_size), "mpi")
+        # Of all ranks; None after a change, until it is asked for.
+        self._phase: str | None = "mpi"
         self._done: set[int] = set()
         # Reports and collectives of each; in which one ranks wait, or 0: see `Session.collective`.
         self._returned: dict[int, tuple[int, int]] = {}
@@ -128,7 +130,9 @@ class AttemptTracker:
     @property
     def phase(self) -> str:
         """The earliest phase that any rank is in."""
-        return min(self._phases.values(), key=PHASES.index)
+        if self._phase is None:
+            self._phase = min(self._phases.values(), key=PHASES.index)
+        return self._phase
 
     @property
     def is_done(self) -> bool:
@@ -179,9 +183,9 @@ class AttemptTracker:
         if op == "slot":
             self.slots.append((rank, frame.header["number"], frame.header["wanted"]))
         elif op == "phase":
-            self._phases[rank] = frame.header["phase"]
+            self._phases[rank], self._phase = frame.header["phase"], None
         elif op == "done":
-            self._phases[rank] = "done"
+            self._phases[rank], self._phase = "done", None
             self._done.add(rank)
             self.was_notified |= bool(frame.header.get("notified"))
             if rank == 0:

@@ -463,6 +463,7 @@ def test_a_run_ends_once_and_rightly_in_whatever_order_things_happen(
     monkeypatch.setattr(executor, "initial_status", lambda *_: STATUS)
     monkeypatch.setattr(executor_record, "read_status", lambda _: None)
     monkeypatch.setattr(executor_record, "read_events", lambda _: [])
+    monkeypatch.setattr(executor_record, "Fence", lambda _: None)
     monkeypatch.setattr(Result, "from_path", no_files)
     monkeypatch.setattr(executor, "await_room", lambda *_, **__: None)
     monkeypatch.setattr(executor, "Recorder", lambda **kw: Recorder(**kw, record_cls=Record))
