@@ -19,7 +19,7 @@ from hpctrain import (
     ValidationTaskConfig,
 )
 
-ROUNDS = 4
+ROUNDS = 3
 PARAMS = {
     "xgboost": {"objective": "binary:logistic"},
     "lightgbm": {"objective": "binary", "metric": "binary_logloss", "verbosity": -1},
@@ -64,7 +64,7 @@ def boost(library: str, validation: Any) -> None:
             PARAMS[library],
             xgboost.DMatrix(features, label),
             ROUNDS,
-            callbacks=[RayTrainReportCallback(frequency=3, validation=validation)],
+            callbacks=[RayTrainReportCallback(frequency=2, validation=validation)],
         )
         return
     import lightgbm
@@ -76,7 +76,7 @@ def boost(library: str, validation: Any) -> None:
         {**PARAMS[library], **get_network_params()},
         lightgbm.Dataset(features, label),
         ROUNDS,
-        callbacks=[OfLightGBM(frequency=3, validation=validation)],
+        callbacks=[OfLightGBM(frequency=2, validation=validation)],
     )
 
 
@@ -117,8 +117,8 @@ def test_every_checkpoint_of_a_trainers_own_loop_is_validated(
             checkpoint_frequency=1, num_to_keep=2, checkpoint_score_attribute="validated"
         ),
     )
-    assert found(result) == [3, 4]
-    assert [m["validated"] for m in result.metrics_history] == [1, 2, 3, 4]
+    assert found(result) == [2, 3]
+    assert [m["validated"] for m in result.metrics_history] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
@@ -139,7 +139,7 @@ def test_the_callback_of_a_training_function_asks_for_it(
 ) -> None:
     task = ValidationTaskConfig(fn_kwargs={"factor": 10})
     result = fit(library, tmp_path, lambda: boost(library, task), workers=workers)
-    assert found(result) == [30, 40]
+    assert found(result) == [20, 30]
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
