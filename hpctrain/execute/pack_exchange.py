@@ -41,9 +41,9 @@ _MOST_LINE_BYTES = 2**16
 class _Node:
     """The connection of one node."""
 
-    def __init__(self, sock: socket.socket, heard_at: float) -> None:
+    def __init__(self, sock: socket.socket, received_at: float) -> None:
         self.sock = sock
-        self.heard_at = heard_at
+        self.received_at = received_at
         self.address = ""
         self.received = b""
 
@@ -117,7 +117,7 @@ class PackExchange:
 
     def _beat(self, now: float) -> None:
         for number, node in list(self._nodes.items()):
-            is_silent = now - node.heard_at > timeouts.PACK_WORD_S
+            is_silent = now - node.received_at > timeouts.PACK_WORD_S
             if is_silent and self._tree.is_busy(number):
                 self._lose(number)
             else:
@@ -142,7 +142,7 @@ class PackExchange:
             return
         except OSError:
             received = b""
-        node.heard_at = self._time.now
+        node.received_at = self._time.now
         *lines, node.received = (node.received + received).split(b"\n")
         try:
             for line in lines:
@@ -167,7 +167,7 @@ class PackExchange:
 
     def _assign(self) -> None:
         for number, source in self._tree.assign():
-            self._nodes[number].heard_at = self._time.now
+            self._nodes[number].received_at = self._time.now
             if source is None:
                 self._post(number, read=True)
             else:
