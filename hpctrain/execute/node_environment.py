@@ -180,7 +180,8 @@ class NodeEnvironment:
             return None
         try:
             return PackExchange(self._pack, num_nodes=num_nodes)
-        except OSError as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            # Limits of this process: of files, of threads.
             write_log(f"note: nodes cannot get {self._pack.path} from one another: {error}")
             return None
 
@@ -313,7 +314,7 @@ class NodeEnvironment:
             failed = {node: answer for node, answer in answers.items() if answer.startswith(FAILED)}
             if failed:
                 raise LaunchError(self._explain(failed))
-            if sum(answer.endswith(READY) for answer in answers.values()) >= wanted:
+            if sum(_is_ready(answer) for answer in answers.values()) >= wanted:
                 return answers
             if exit_code is None:
                 continue
@@ -326,7 +327,7 @@ class NodeEnvironment:
                 )
             time.sleep(_LOOK_INTERVAL_S)
             step.start_again()
-        silent = wanted - sum(answer.endswith(READY) for answer in answers.values())
+        silent = wanted - sum(_is_ready(answer) for answer in answers.values())
         raise LaunchError(
             f"{self._pack.path} was not unpacked on {silent} of {wanted} nodes within "
             f"{timeouts.describe(timeouts.ENVIRONMENT_PACK_S)}. Look at {step.log}.",
@@ -347,6 +348,11 @@ class NodeEnvironment:
             f"SlurmConfig(environment_pack_dir=...) such as '/dev/shm', pack it again with "
             f"hpctrain pack, or leave environment_pack out."
         )
+
+
+def _is_ready(answer: str) -> bool:
+    # The path of a pack may end so, too.
+    return answer == READY or answer.endswith(f" {READY}")
 
 
 def _close(exchange: PackExchange | None) -> None:
