@@ -71,8 +71,8 @@ def _can_be_read_at_once(descriptor: int, *positions: int) -> bool:
     try:
         for position in positions:
             os.preadv(descriptor, [byte], position, os.RWF_NOWAIT)
-    except OSError:
-        # Not at once; or not at all, which is an error of the later read.
+    except (OSError, AttributeError):
+        # Not at once; or not at all, which is an error of the later read. Conda's Python lacks it.
         return False
     return True
 

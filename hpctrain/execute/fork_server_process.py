@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from hpctrain import timeouts
+from hpctrain import linux, timeouts
 from hpctrain.control import local_socket
 from hpctrain.own_time import Deadline
 from hpctrain.worker.import_stamps import stamp
@@ -53,7 +53,7 @@ class ForkServerProcess:
         listener = local_socket.listen(self.name, backlog=_BACKLOG)
         passed = [listener.fileno(), theirs.fileno()]
         # What its imports print: each rank prints it again.
-        printed = [os.memfd_create(f"hpctrain-{stream}") for stream in ("stdout", "stderr")]
+        printed = [linux.memory_file(f"hpctrain-{stream}") for stream in ("stdout", "stderr")]
         try:
             self._process = subprocess.Popen(
                 [
@@ -147,7 +147,7 @@ class ForkServerProcess:
             return
         # Where the kernel is too old for a pidfd, the server has refused, and has ended.
         with contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(self.pid)
+            pidfd = linux.pidfd_open(self.pid)
             # subprocess's own wait looks ever more seldom.
             _await_readable(pidfd, timeouts.FORK_SERVER_END_S)
             os.close(pidfd)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from hpctrain import environ, timeouts
+from hpctrain import environ, linux, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.own_files import open_log
 from hpctrain.own_time import Deadline
@@ -148,7 +148,7 @@ class StepProcess:
         os.killpg(self.pid, signal.SIGKILL)
         for descriptor in below:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                linux.pidfd_send_signal(descriptor, signal.SIGKILL)
             os.close(descriptor)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
@@ -173,7 +173,7 @@ def _open_input(content: bytes) -> BinaryIO:
     """Return a file that no other process sees."""
     if not content:
         return open(os.devnull, "rb")
-    file = os.fdopen(os.memfd_create("hpctrain-stdin"), "w+b")
+    file = os.fdopen(linux.memory_file("hpctrain-stdin"), "w+b")
     file.write(content)
     file.seek(0)
     return file
@@ -181,7 +181,7 @@ def _open_input(content: bytes) -> BinaryIO:
 
 def _open_pidfd(pid: int) -> int | None:
     try:
-        return os.pidfd_open(pid)
+        return linux.pidfd_open(pid)
     except OSError:
         return None
 

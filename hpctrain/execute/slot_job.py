@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from hpctrain import environ
+from hpctrain import environ, linux
 from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame
 from hpctrain.execute.fork_server import ForkServers
 from hpctrain.execute.offered_fork_server import await_forks
@@ -169,7 +169,7 @@ class SlotJob:
 
     def _watch(self, pid: int, output: int, *, reasons: Sequence[str] = ()) -> None:
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = linux.pidfd_open(pid)
         except OSError:
             os.close(output)
             os.kill(pid, signal.SIGKILL)

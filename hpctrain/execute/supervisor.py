@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain import environ
+from hpctrain import environ, linux
 from hpctrain.errors import HpctrainError, RunStoppedError, SupersededError
 from hpctrain.execute.fence import Fence
 from hpctrain.execute.first_steps import FirstSteps, begin_first_steps
@@ -102,7 +102,7 @@ def _import_for_another(pid: int) -> None:
     A filesystem that is away when it dies, and the cause of that, need not be read then.
     """
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = linux.pidfd_open(pid)
     except OSError:
         # Linux before 5.3.
         return

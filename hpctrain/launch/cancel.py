@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from hpctrain import timeouts
+from hpctrain import linux, timeouts
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch.settle import read_settled_status
@@ -204,13 +204,13 @@ def end_executor(paths: RunPaths, status: RunStatus) -> bool:
 def _signal_executor(paths: RunPaths, status: RunStatus) -> bool:
     try:
         # While it is open, the number cannot become another process's.
-        descriptor = os.pidfd_open(status.owner_pid)
+        descriptor = linux.pidfd_open(status.owner_pid)
     except ProcessLookupError:
         return False
     try:
         if process_start_time(status.owner_pid) == status.owner_start:
             _refuse_foreign_process(paths, status.owner_pid)
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            linux.pidfd_send_signal(descriptor, signal.SIGTERM)
     finally:
         os.close(descriptor)
     return True

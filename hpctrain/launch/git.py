@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain import environ, timeouts
+from hpctrain import environ, linux, timeouts
 from hpctrain.timeouts import Timeout
 
 # A hook of git sets them for its children, and they would lead to another repository.
@@ -140,7 +140,7 @@ class Git:
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     """Wait for the end of a process; raise `subprocess.TimeoutExpired` as its own wait does."""
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = linux.pidfd_open(process.pid)
     except OSError:
         # Linux before 5.3.
         process.wait(timeout_s)

@@ -145,11 +145,11 @@ class JobsRunner(LocalRunner):
             self._warn_of_files(trial, error)
             self._look_at[trial.trial_id] = now + _UNREADABLE_S
             return Look()
-        if look.end is not None:
+        if (end := look.end) is not None:
             try:
-                look = replace(look, end=self._explain_end(trial, look.end))
+                look = replace(look, end=self._explain_end(trial, end))
             except OSError as error:
-                if look.end.was_stopped:
+                if end.was_stopped:
                     # It is found again at the next look.
                     self._warn_of_files(trial, error)
                     self._look_at[trial.trial_id] = now + _UNREADABLE_S

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 
-from hpctrain import environ, timeouts
+from hpctrain import environ, linux, timeouts
 from hpctrain.execute.slot_host import MODULE, PADDING
 from hpctrain.execute.slot_nodes import SEPARATOR
 from hpctrain.execute.slot_request import digest_variables
@@ -195,7 +195,7 @@ class _Step:
             variables.pop(name, None)
         variables[environ.STEP_MARK] = self.mark
         # Executors read there how it is reached; nothing is left of it with srun.
-        printed = [os.memfd_create(f"hpctrain-slot-{stream}") for stream in ("stdout", "stderr")]
+        printed = [linux.memory_file(f"hpctrain-slot-{stream}") for stream in ("stdout", "stderr")]
         self._errors = printed[1]
         # Without a working directory Slurm starts it in /tmp, with modules of other users.
         command = [sys.executable, "-m", MODULE, PADDING]
@@ -282,7 +282,7 @@ def _why_not(plan: LaunchPlan) -> str:
 
 def _has_pidfds() -> bool:
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(linux.pidfd_open(os.getpid()))
     except OSError as error:
         return error.errno not in (errno.ENOSYS, errno.EPERM)
     return True

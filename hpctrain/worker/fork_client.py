@@ -237,7 +237,7 @@ class _Server:
         listener.listen(_BACKLOG)
         self._owner, theirs = _socket.socketpair()
         # What its imports print: each rank prints it again.
-        printed = [os.memfd_create(f"hpctrain-{stream}") for stream in ("stdout", "stderr")]
+        printed = [_memory_file(f"hpctrain-{stream}") for stream in ("stdout", "stderr")]
         self._errors = printed[1]
         passed = [listener.fileno(), theirs.fileno()]
         self._pid = os.fork()
@@ -320,6 +320,27 @@ def _pmi_descriptor() -> "int | None":
     return None if value is None else int(value)
 
 
+def _send_signal(pidfd: int, number: int) -> None:
+    # As hpctrain.linux, for a Python that lacks it.
+    if hasattr(_signal, "pidfd_send_signal"):
+        _signal.pidfd_send_signal(pidfd, number)
+        return
+    import ctypes
+
+    arguments = (424, pidfd, number, 0, 0)
+    ctypes.CDLL(None).syscall(*map(ctypes.c_long, arguments))
+
+
+def _memory_file(name: str) -> int:
+    # As hpctrain.linux, for a Python that lacks it.
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    path = f"/dev/shm/{name}-{os.getpid()}-{os.urandom(8).hex()}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return descriptor
+
+
 def _watch(sock: _socket.socket, pidfd: int) -> "int | None":
     """Pass signals on until the rank ends; return its wait status, or None if it is not known."""
     reading, writing = os.pipe()
@@ -330,7 +351,7 @@ def _watch(sock: _socket.socket, pidfd: int) -> "int | None":
 
     def pass_on(number: int, _: object) -> None:
         try:
-            _signal.pidfd_send_signal(pidfd, number)
+            _send_signal(pidfd, number)
         except OSError:
             # It has just ended.
             pass

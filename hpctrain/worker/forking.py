@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain import timeouts
+from hpctrain import linux, timeouts
 from hpctrain.control import local_socket
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.worker.forked import ForkedRank, explain_difference, rank_command
@@ -268,7 +268,7 @@ class ForkServer:
                     f"a forked rank was not set up within "
                     f"{timeouts.describe(timeouts.FORKED_RANK_S)}"
                 )
-            pidfd = os.pidfd_open(pid)
+            pidfd = linux.pidfd_open(pid)
             try:
                 socket.send_fds(client, [_FORKED], [pidfd])
                 ours.sendall(_GO)

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hpctrain import linux
 from hpctrain.worker.frame_modules import frame_modules
 from hpctrain.worker.uncollected import uncollected
 
@@ -115,7 +116,7 @@ def refuse_kernel() -> None:
         If this is one.
     """
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(linux.pidfd_open(os.getpid()))
     except OSError as error:
         raise PreloadError(f"the kernel has no pidfd_open: {error.strerror}") from error
 

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 
+from hpctrain import linux
 from hpctrain.control.link import Link
 from hpctrain.control.wire import Frame
 from hpctrain.rundir.paths import RunPaths
@@ -47,7 +48,7 @@ def answer_with_stacks(link: Link, paths: RunPaths, world: World) -> None:
 def dump_threads() -> str:
     """Return the Python stacks of all threads of this process. Not collective."""
     # faulthandler reads no source file, as traceback would: on all ranks, from the same disk.
-    descriptor = os.memfd_create("hpctrain-stacks")
+    descriptor = linux.memory_file("hpctrain-stacks")
     try:
         faulthandler.dump_traceback(descriptor, all_threads=True)
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
