@@ -9,9 +9,10 @@ import os
 import sys
 from typing import Any
 
+from typer.core import TyperGroup
+
 from hpctrain import uncaught
 from hpctrain.cli.output import named_output
-from hpctrain.cli.verbs import LazyGroup
 from hpctrain.environ import working_directory
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.printable import show_controls
@@ -40,7 +41,7 @@ def _say_unusable(error: OSError) -> None:
     say(f"{error.filename} cannot be used: {error.strerror}.")
 
 
-class Verbs(LazyGroup):
+class Verbs(TyperGroup):
     """The verbs of ``hpctrain``, with its exit codes."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 import hpctrain
-from hpctrain.cli.exit_codes import Verbs
+from hpctrain.cli.verbs import LazyVerbs
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=LazyVerbs,
     help="Train on many nodes with Slurm and MPI.",
     epilog="Exit codes: 0 fine, 2 usage or configuration, 3 could not start, 4 failed, 5 stopped "
     "and can be resumed, 6 taken over by another executor, 124 still running after --timeout, 130 "

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+
+from hpctrain.cli.exit_codes import Verbs
 
 VERBS: Mapping[str, str] = {
     "run": "run.run",
@@ -65,8 +66,8 @@ class LazyCommands(Mapping[str, Any]):
         return len(VERBS)
 
 
-class LazyGroup(TyperGroup):
-    """A group that imports the module of the verb that is called, and no other one."""
+class LazyVerbs(Verbs):
+    """The verbs of `VERBS`: the module of the one that is called is imported, and no other one."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
