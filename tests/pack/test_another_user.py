@@ -19,7 +19,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes ano
 ANOTHER_USER = 12345
 
 PLANS = """
-import os, sys
+import os, platform, sys
+# The other user may not read what is imported late.
+import hpctrain.pack.header
 from hpctrain import HpctrainError, SlurmConfig
 from hpctrain.launch.environment_pack import plan_environment_pack
 
