@@ -283,9 +283,12 @@ class NodeEnvironment:
         stdin: bytes = b"",
     ) -> StepProcess:
         """Start a process on each of some nodes."""
+        environment = environ.without_export_variables(environ.environment())
+        # By it srun would pass its input to one task, or to none.
+        environment.pop("SLURM_STDINMODE", None)
         return StepProcess(
             node_keeper_argv(nodes, num_nodes, command, is_slice=self._is_slice),
-            environment=environ.without_export_variables(environ.environment()),
+            environment=environment,
             log=log,
             job_id=environ.variable("SLURM_JOB_ID"),
             stdin=stdin,

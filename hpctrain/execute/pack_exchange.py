@@ -2,7 +2,7 @@
 
 Each of them runs `hpctrain.pack.node_peer`, and keeps a connection to here until all have the file.
 Here no byte of the file is read or sent: it is only said who gets it from whom
-(`hpctrain.plan.pack_tree`). Whoever loses this connection, or finds that nothing comes, reads the
+(`hpctrain.plan.pack_tree`). A node that loses this connection, or receives nothing, reads the
 shared file.
 """
 
@@ -101,19 +101,22 @@ class PackExchange:
         self._thread.join(timeouts.THREAD_END_S)
 
     def _run(self) -> None:
-        while not self._is_closing:
-            self._loop.turn(_LOOK_INTERVAL_S)
-            now = self._time.look(time.monotonic())
-            self._strangers.drop_silent(now)
-            if now - self._beat_at > _BEAT_INTERVAL_S:
-                self._beat_at = now
-                self._beat(now)
-        for number in list(self._nodes):
-            self._lose(number)
-        self._strangers.close()
-        self._listener.close()
-        self._loop.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, self._limit)
+        try:
+            while not self._is_closing:
+                self._loop.turn(_LOOK_INTERVAL_S)
+                now = self._time.look(time.monotonic())
+                self._strangers.drop_silent(now)
+                if now - self._beat_at > _BEAT_INTERVAL_S:
+                    self._beat_at = now
+                    self._beat(now)
+        finally:
+            # Nodes that wait read the shared file then, whatever ended this.
+            for number in list(self._nodes):
+                self._lose(number)
+            self._strangers.close()
+            self._listener.close()
+            self._loop.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._limit)
 
     def _beat(self, now: float) -> None:
         for number, node in list(self._nodes.items()):
@@ -125,7 +128,7 @@ class PackExchange:
         self._assign()
 
     def _admit(self, sock: socket.socket, seal: Seal) -> None:
-        # What a node is told is worth nothing without the secret, and the file has its digest: the
+        # Without the secret the answers to a node are useless, and the file has its digest: the
         # lines need no MACs.
         del seal
         number = self._num_admitted

@@ -33,7 +33,7 @@ TO_EXECUTOR, TO_NODE = 0, 1
 
 _BLOCK_BYTES = 2**20
 _LINE_BYTES = 2**12
-_TOLD_INTERVAL_S = 5.0
+_SENT_INTERVAL_S = 5.0
 _RETRY_INTERVAL_S = 0.2
 _STRANGERS = 32
 
@@ -61,7 +61,7 @@ class Peer:
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._link = self._listener
         self._received = b""
-        self._told_at = 0.0
+        self._sent_at = 0.0
         self._file = -1
         self._failed = ""
 
@@ -78,7 +78,7 @@ class Peer:
         silence_s = self._offer["silence_s"]
         self._link = self._connect(self._offer["addresses"], TO_EXECUTOR, silence_s)
         self._link.settimeout(silence_s)
-        self._tell(port=self._listener.getsockname()[1])
+        self._send(port=self._listener.getsockname()[1])
         while True:
             task = self._next_line()
             if "parent" in task:
@@ -88,13 +88,13 @@ class Peer:
                     self.discard()
                     self._failed = str(error)
                     self._print(f"{self._node}: {error}")
-                    self._tell(failed=self._failed)
+                    self._send(failed=self._failed)
                     continue
             elif "read" in task:
                 self._read_shared()
             else:
                 continue
-            self._tell(has=True)
+            self._send(has=True)
             return
 
     def discard(self) -> None:
@@ -114,8 +114,8 @@ class Peer:
             # All have it; or the executor is gone.
             return
 
-    def _tell(self, **line: "object") -> None:
-        self._told_at = time.monotonic()
+    def _send(self, **line: "object") -> None:
+        self._sent_at = time.monotonic()
         try:
             self._link.sendall(json.dumps(line).encode() + b"\n")
         except OSError:
@@ -182,8 +182,8 @@ class Peer:
             while view:
                 view = view[os.write(self._file, view) :]
             done += len(data)
-            if time.monotonic() - self._told_at > _TOLD_INTERVAL_S:
-                self._tell()
+            if time.monotonic() - self._sent_at > _SENT_INTERVAL_S:
+                self._send()
         if digest.hexdigest() != self._offer["sha256"]:
             raise PeerError(f"what came from {where} has another digest")
 

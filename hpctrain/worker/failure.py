@@ -120,10 +120,14 @@ def _user_traceback(error: BaseException) -> str:
 
     The rank's log has all frames.
     """
-    text = format_user_traceback(error, HpctrainError)
-    if isinstance(error, HpctrainError) and "Traceback (most" not in text:
-        return ""
-    return fold_library_frames(text)
+    try:
+        text = format_user_traceback(error, HpctrainError)
+        if isinstance(error, HpctrainError) and "Traceback (most" not in text:
+            return ""
+        return fold_library_frames(text)
+    except (OSError, ImportError):
+        # What formats it cannot be imported: no descriptor is left, or Python's files are away.
+        return f"{type(error).__name__}: {error}"
 
 
 def _pickle(error: BaseException) -> str | None:

@@ -353,7 +353,8 @@ def test_where_sbcast_fails_one_node_reads_the_file_and_it_is_said(
     programs.mkdir()
     (programs / "sbcast").write_text("#!/bin/sh\necho 'sbcast: error: not here' >&2\nexit 1\n")
     (programs / "sbcast").chmod(0o755)
-    setup = (f"export PATH='{programs}':$PATH",)
+    # Some have it in their profiles: then srun passes its input to no task.
+    setup = (f"export PATH='{programs}':$PATH", "export SLURM_STDINMODE=none")
     done = fit(work, virtual_slurm, small_environment, packed[0], setup=setup)
     check_ranks(done, packed)
     (event,) = events(work)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -34,6 +35,16 @@ def test_a_failure_survives_the_journey_as_json():
     assert copy == failure
     assert (copy.rank, copy.hostname, copy.report, copy.phase) == (5, "n3", 14, "training")
     assert (copy.type, copy.message) == ("ValueError", "bad learning rate")
+
+
+def test_an_error_is_reported_where_what_formats_it_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no descriptor is left, or the filesystem of Python is away."""
+    monkeypatch.setitem(sys.modules, "traceback", None)
+    failure = describe(raised_by_the_user())
+    assert failure.traceback == "ValueError: bad learning rate"
+    assert (failure.type, failure.message) == ("ValueError", "bad learning rate")
 
 
 def test_the_original_exception_comes_back():

@@ -25,6 +25,8 @@ class Comparison:
     result: TrialResult
     problems: tuple[str, ...]
     """No difference: the run ended like one without faults, bit by bit."""
+    undisturbed: TrialResult | None = None
+    """The run without."""
 
     @property
     def passed(self) -> bool:
@@ -39,8 +41,16 @@ class Comparison:
         ]
         lines = ["the disturbed run did not end like the undisturbed one.", *faults]
         lines += [f"  - {problem}" for problem in self.problems]
-        said = self.result.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join([*lines, f"The end of {self.result.log}:", *said[-25:]])
+        lines += _end_of(self.result)
+        if (base := self.undisturbed) is not None and base.attempts > len(base.outcome):
+            # Its points may be of an attempt that a disturbed run does not come to.
+            lines += [f"The undisturbed run took {base.attempts} attempts.", *_end_of(base)]
+        return "\n".join(lines)
+
+
+def _end_of(result: TrialResult) -> list[str]:
+    said = result.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [f"The end of {result.log}:", *said[-25:]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +161,7 @@ class Experiment:
             problems.append(f"it took {result.attempts} attempts, where {most} are enough")
         if faults and not any(result.came_about):
             problems.append("no fault came about: the run never came by such a point")
-        return Comparison(result=result, problems=tuple(problems))
+        return Comparison(result=result, problems=tuple(problems), undisturbed=self.undisturbed)
 
     def draw(self, kinds: Sequence[Kind], chance: random.Random, *, count: int = 1) -> list[Fault]:
         """Return random faults. Not collective."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_a_fault_that_never_comes_about_is_not_a_success(tmp_path: Path) -> None
     comparison = experiment.disturb([KINDS["kill-rank"].at(at_report(1, 99))])
 
     assert comparison.problems == ("no fault came about: the run never came by such a point",)
+    assert "The undisturbed run took" not in comparison.explain()
+
+
+def test_a_run_that_restarts_undisturbed_is_said_where_a_fault_never_comes_about(
+    tmp_path: Path,
+) -> None:
+    """Its points may be of the second attempt, to which no other run comes."""
+    experiment = begin(tmp_path, MODEL, "--workers", "2")
+    (run,) = experiment.undisturbed.outcome.values()
+    twice = replace(run, first_reports=[0, 3])
+    undisturbed = replace(experiment.undisturbed, outcome={"run": twice})
+    said = replace(experiment, undisturbed=undisturbed).disturb(
+        [KINDS["kill-rank"].at(at_report(1, 99))]
+    )
+    assert "The undisturbed run took 2 attempts." in said.explain()
+    assert f"The end of {undisturbed.log}" in said.explain()
 
 
 def test_a_run_that_nobody_can_save_is_a_failure(tmp_path: Path) -> None:
