@@ -75,6 +75,11 @@ def end_ranks(hub: Hub) -> None:
         unlink_mapped_segments(pid)
     # Ranks take a SIGTERM for Slurm's warning, and launchers are slow with SIGKILL.
     hub.send("end")
+    await_exits(hub)
+
+
+def await_exits(hub: Hub) -> None:
+    """Wait for a moment until no rank is connected any more. Not collective."""
     deadline = Deadline(timeouts.RANKS_EXIT_S)
     while hub.num_ranks and not deadline.is_over:
         hub.poll(_LOOK_AGAIN_S)

@@ -17,7 +17,13 @@ from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.execute.calls import Calls, CallsFunctions
 from hpctrain.execute.examine import Examiner
-from hpctrain.execute.group_end import await_death_notice, end_ranks, kill_step, stop_ranks
+from hpctrain.execute.group_end import (
+    await_death_notice,
+    await_exits,
+    end_ranks,
+    kill_step,
+    stop_ranks,
+)
 from hpctrain.execute.group_start import GroupStart
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
@@ -337,6 +343,9 @@ class RankGroup(CallsFunctions):
                 has_lost_nodes=bool(self.lost_nodes),
                 fork_server=self._how.fork_server,
             )
+            if self._agents is not None and not (are_dead or self.lost_nodes):
+                # Agents that are not known to have lost their ranks serve no further attempt.
+                await_exits(self._hub)
         if self._agents is None:
             self._hub.close()
             for worker in self._workers.values():
