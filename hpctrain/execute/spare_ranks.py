@@ -20,7 +20,7 @@ from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
 from hpctrain.log import log as print_note
-from hpctrain.own_time import Deadline
+from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.worker.import_stamps import stamp
 
@@ -102,7 +102,8 @@ class SpareRanks:
         self._made_for = made_for
         self._places = {place: stamp(place) for place in _package_places()}
         # Those of a new step would not come sooner.
-        self._expected = Deadline(timeouts.SPARE_RANKS_S)
+        # It is looked at when the ranks of this attempt have failed, and not before.
+        self._expected = Deadline(timeouts.SPARE_RANKS_S, longest_gap_s=ANY_GAP_S)
         try:
             self._step = start(self._name)
         except (LaunchError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -18,6 +19,7 @@ from hpctrain.execute import spare_ranks
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.spare_ranks import SpareRanks, may_restart, spare_ranks_for
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.timeouts import Timeout
@@ -201,6 +203,22 @@ def test_ranks_that_are_on_their_way_are_waited_for_but_not_for_ever(
     spare.settle()
     assert spare.take() is None
     assert "1 of 4 have come after 0 s (timeout spare_ranks)" in capsys.readouterr().err
+
+
+def test_the_limit_of_ranks_on_their_way_passes_while_nobody_looks(
+    spare: Spare, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    clocked = functools.partial(Deadline, clock=lambda: now[0])
+    monkeypatch.setattr("hpctrain.execute.spare_ranks.Deadline", clocked)
+    spare.waiting = 1
+    spare.settle()
+    now[0] = 29.0
+    assert spare.take() is spare.steps[0]
+    spare.settle()
+    now[0] += 31.0
+    assert spare.take() is None
+    assert "1 of 4 have come after 30 s (timeout spare_ranks)" in capsys.readouterr().err
 
 
 def test_a_step_that_cannot_be_started_is_not_tried_again(
