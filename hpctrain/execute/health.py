@@ -157,10 +157,11 @@ class Health:
         gpus_on: Callable[[str], int] = lambda _: 0,
         is_slice: bool = False,
     ) -> None:
-        self._num_nodes = num_nodes
+        self.num_nodes = num_nodes
+        """How many nodes there are; 0 if that is not known."""
         self._is_slice = is_slice
         self._gpus_on = gpus_on
-        self._began_at = time.time()
+        self._began = time.monotonic()
         self.reports: dict[str, dict[str, Any]] = {}
         """By name of the node."""
 
@@ -170,7 +171,9 @@ class Health:
         known.update(report)
         if "time" in report:
             # It was sent after the attempt began, and before now: what is left over is the skew.
-            ahead, behind = report["time"] - time.time(), report["time"] - self._began_at
+            # The clock of this node may have been set since then.
+            ahead = report["time"] - time.time()
+            behind = ahead + time.monotonic() - self._began
             known["skew"] = ahead if ahead > 0 else min(behind, 0.0)
 
     def read(self, agents_output: str) -> None:
@@ -182,7 +185,7 @@ class Health:
 
     def is_complete(self) -> bool:
         """Return whether all nodes have reported whether they can be used."""
-        return len(self.reports) >= self._num_nodes and not self.unanswered()
+        return len(self.reports) >= self.num_nodes and not self.unanswered()
 
     def is_unanimous(self) -> bool:
         """Return whether all that have reported so far do not see the same thing."""
@@ -204,7 +207,7 @@ class Health:
 
     def verdict(self) -> NodeHealth:
         """Return what is wrong as far as it is known."""
-        of_all = 0 if self._is_slice else self._num_nodes
+        of_all = 0 if self._is_slice else self.num_nodes
         return judge(self.reports, num_nodes=of_all, gpus_on=self._gpus_on)
 
 

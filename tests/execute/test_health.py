@@ -35,6 +35,17 @@ GOOD = {
 }
 
 
+def test_a_clock_that_is_set_during_a_start_is_no_fault_of_the_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    health = Health(num_nodes=1)
+    now = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    health.take({**GOOD, "node": "node1", "time": now})
+    assert health.reports["node1"]["skew"] == pytest.approx(0.0, abs=DOUBTFUL_SKEW_S)
+    assert health.verdict() == NodeHealth(bad={}, doubtful={})
+
+
 def test_nodes_that_have_all_they_need_are_good():
     verdict = judge({"node1": GOOD, "node2": GOOD}, gpus_on=lambda _: 4)
     assert not verdict.bad
