@@ -138,7 +138,11 @@ class Relay:
         self._received_at = self._time.now
         self._join()
         self._take_down(place.received)
-        self._watch()
+        if self._parent.closed:
+            # It was gone just behind its answer: no event will tell.
+            self._leave_parent()
+        else:
+            self._watch()
 
     def _join(self) -> None:
         """Let the executor know of this way, and let those below do so, too."""

@@ -440,3 +440,37 @@ def test_a_place_is_refused_by_an_executor_that_is_gone_and_for_a_node_that_was_
     tree.hub.close()
     ask()
     assert "refused" in str(refused.pop())
+
+
+def test_an_agent_leaves_if_its_executor_is_gone_just_behind_its_place() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    selector = selectors.DefaultSelector()
+    admitted: list[FrameSocket] = []
+    strangers = Strangers(
+        selector, CREDENTIALS, lambda sock, seal: admitted.append(FrameSocket(sock, seal))
+    )
+    selector.register(listener, selectors.EVENT_READ, lambda _: strangers.accept(listener, 0.0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    connections: list[Any] = []
+    asking = threading.Thread(target=lambda: connections.append(connect_once(address, CREDENTIALS)))
+    asking.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not admitted:
+        assert time.monotonic() < deadline
+        for key, _ in selector.select(0.1):
+            key.data(None)
+    asking.join(PATIENCE_S)
+    # The agent reads its place and the end of the connection at once.
+    place = {"index": 0, "parent": [], "is_inner": False, "number": 0}
+    admitted[0].post(encode_frame({"op": "placed", **place, "silence_s": 6.0, "tick_s": 0.25}))
+    admitted[0].close()
+    listener.close()
+    selector.close()
+    relaying = RelayThread(*connections[0], CREDENTIALS)
+    relaying.start()
+    relaying.uplink.settimeout(PATIENCE_S)
+    assert relaying.uplink.recv(1) == b""
+    relaying.uplink.close()
+    relaying.join(PATIENCE_S)
+    assert not relaying.is_alive()
