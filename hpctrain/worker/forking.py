@@ -123,6 +123,11 @@ class ForkServer:
         if self._owner is not None:
             tell(self._owner, **content)
 
+    def _tell_refusal(self, reason: str) -> None:
+        # The owner reads once all ranks have started. That some were refused is enough for it.
+        if self._owner is not None:
+            tell(self._owner, flags=socket.MSG_DONTWAIT, refused=reason)
+
     def _listen_to_owner(self) -> None:
         assert self._owner is not None
         try:
@@ -192,7 +197,7 @@ class ForkServer:
         _close(*descriptors)
         if answer:
             _refuse(client, answer)
-            self._tell(refused=answer)
+            self._tell_refusal(answer)
         return None
 
     def _await_end(self, client: socket.socket, asked: bytes) -> None:
@@ -390,7 +395,8 @@ def _close(*descriptors: int) -> None:
             os.close(descriptor)
 
 
-def tell(owner: socket.socket, **content: Any) -> None:
+def tell(owner: socket.socket, *, flags: int = 0, **content: Any) -> None:
     """Send the owner of a server a line, if it still reads. Not collective. Never raises."""
     with contextlib.suppress(OSError):
-        owner.sendall(json.dumps(content).encode() + b"\n")
+        # Of such a line the kernel takes all or nothing.
+        owner.sendall(json.dumps(content).encode() + b"\n", flags)
