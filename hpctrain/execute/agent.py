@@ -81,7 +81,8 @@ class Agent(RankRelay):
         self._socket_name = socket_name
         self._run_dir = run_dir
         self._meter = NodeMeter(self._memory, gpus=gpus_here())
-        self._pids: set[int] = set()
+        self._processes: set[tuple[int, int]] = set()
+        """Ranks of this node, and their pids, which other nodes have, too."""
         self._examiner: Examiner | None = None
 
     def run(self) -> bool:
@@ -148,7 +149,9 @@ class Agent(RankRelay):
     def _note(self, frames: FrameSocket, frame: Frame) -> None:
         super()._note(frames, frame)
         if frame.op == "starting":
-            self._pids.add(frame.header["pid"])
+            self._processes.add((frame.header["launched_as"], frame.header["pid"]))
+        elif frame.op == "hello":
+            self._processes.add((frame.header["rank"], frame.header["pid"]))
 
     def _pass_down(self) -> None:
         self._received_at = self._time.now
@@ -162,7 +165,7 @@ class Agent(RankRelay):
             self._send("beat", use=self._meter.read())
         elif frame.op == "begin":
             self._attempt = frame.header["attempt"]
-            self._pids.clear()
+            self._processes.clear()
             self._remove_leftovers()
             self._introduce()
             self._begin_spare(frame.header.get("spare", ""))
@@ -177,7 +180,7 @@ class Agent(RankRelay):
 
         self._examiner = self._examiner or Examiner()
         pids = {int(rank): pid for rank, pid in request.header["pids"].items()}
-        here = {rank: pid for rank, pid in pids.items() if pid in self._pids}
+        here = {rank: pid for rank, pid in pids.items() if (rank, pid) in self._processes}
         self._examiner.begin(request, here)
 
 

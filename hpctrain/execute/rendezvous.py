@@ -125,7 +125,8 @@ class Rendezvous:
         self._health = health
         self._find_down, self._ask_after_s = find_down, ask_after_s
         self._find_silent = find_silent
-        self._begun: dict[int, tuple[int, str]] = {}
+        self._begun: dict[tuple[str, int], int] = {}
+        """Ranks by host and pid, which several hosts may have."""
         self.workers: dict[int, WorkerMetadata] = {}
         """Ranks that have joined."""
         self.not_forked: dict[str, None] = {}
@@ -153,7 +154,7 @@ class Rendezvous:
         printed = ""
         if self._agents is not None:
             printed = self._agents.last_lines(_NUM_LINES)
-            self._health.read(printed)
+            self._read_refusals(self._agents)
         verdict = self._health.verdict()
         if not verdict.allows_start:
             message = explain_bad_nodes(verdict, in_allocation=self._agents is not None)
@@ -171,7 +172,12 @@ class Rendezvous:
             for frame in self._poll(_POLL_S):
                 self._take_health(frame)
             if self._agents is not None:
-                self._health.read(self._agents.last_lines(_NUM_LINES))
+                self._read_refusals(self._agents)
+
+    def _read_refusals(self, agents: StepProcess) -> None:
+        # Of each node, and what srun adds.
+        most = _NUM_LINES + 4 * self._health.num_nodes
+        self._health.read(agents.last_lines(most))
 
     def _await_storage(self, timeout_s: float) -> None:
         deadline = Deadline(timeout_s)
@@ -217,7 +223,7 @@ class Rendezvous:
                 if _MPI_START_ERROR.search(self._step.last_lines()):
                     self._fail(f"{self._size} ranks could not form an MPI world.")
                 if self._agents is not None:
-                    self._health.read(self._agents.last_lines(_NUM_LINES))
+                    self._read_refusals(self._agents)
                 if not self._health.verdict().allows_start and not self._health.unanswered():
                     self._fail("a node is bad.")
             if asking_down.is_over:
@@ -240,7 +246,7 @@ class Rendezvous:
     def _take(self, frame: Frame) -> None:
         if frame.op == "starting":
             pid, rank = frame.header["pid"], frame.header["launched_as"]
-            self._begun[pid] = rank, frame.header["hostname"]
+            self._begun[frame.header["hostname"], pid] = rank
             if reason := frame.header.get("not_forked"):
                 self.not_forked[str(reason)] = None
         elif frame.op == "hello":
@@ -260,14 +266,14 @@ class Rendezvous:
             self._fail(f"a rank died while the group of {self._size} ranks was starting.")
 
     def _explain_timeout(self, timeout_s: float) -> str:
-        joined = {worker.pid for worker in self.workers.values()}
-        hanging = {pid: begun for pid, begun in self._begun.items() if pid not in joined}
-        reasons = self._look_at({rank: pid for pid, (rank, _) in hanging.items() if rank >= 0})
+        joined = {(worker.hostname, worker.pid) for worker in self.workers.values()}
+        hanging = [(rank, *where) for where, rank in self._begun.items() if where not in joined]
+        reasons = self._look_at({rank: pid for rank, _, pid in hanging if rank >= 0})
         where = ""
         if hanging:
             named = [
                 f"rank {rank} on {hostname}" + (f" ({reasons[rank]})" if rank in reasons else "")
-                for rank, hostname in sorted(hanging.values())
+                for rank, hostname, _ in sorted(hanging)
             ]
             more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
             where = f", and these hang in MPI_Init: {', '.join(named[:_MAX_NAMED])}{more}"

@@ -112,7 +112,7 @@ class ExistingRanks:
         here = {
             rank: pid
             for rank, pid in pids.items()
-            if self._workers[rank].hostname == self._world.hostname
+            if self._workers[rank].node_rank == self._world.node_rank
         }
         self._examiner.begin(Frame(header, b"", b""), here)
 

@@ -190,10 +190,11 @@ def test_ranks_are_let_go_when_the_executor_is_gone(uplink: Uplink):
 def test_an_agent_looks_at_the_processes_of_its_own_ranks_only(uplink: Uplink, tmp_path: Path):
     uplink.receive(1)
     link = uplink.connect(3)
-    link.post("starting", pid=os.getpid())
+    link.post("starting", pid=os.getpid(), launched_as=3)
     uplink.receive(2)
-    # Rank 4 lives on another node, where its pid is one of somebody else's here.
-    uplink.send("examine", run=str(tmp_path), silent=[3, 4], pids={3: os.getpid(), 4: 1})
+    # Ranks 4 and 5 live on other nodes, where 4 has a pid that rank 3 has here.
+    pids = {3: os.getpid(), 4: os.getpid(), 5: 1}
+    uplink.send("examine", run=str(tmp_path), silent=[4, 3, 5], pids=pids)
     (seen,) = uplink.receive(1)
     assert said([seen]) == [("examined", 3)]
     assert "lives but runs no Python" in seen.header["reason"]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain.control.wire import PROTOCOL
+from hpctrain.control.wire import PROTOCOL, Frame
 from hpctrain.errors import LaunchError
 from hpctrain.execute.health import Health
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
+from hpctrain.plan.visibility import NOT_SEEN
 
 HELLO = {"rank": 3, "hostname": "n1", "pid": 7, "tmp": "/tmp", "node_rank": 1, "local_rank": 0}
 
@@ -38,18 +39,48 @@ class Waiting:
         return ""
 
 
-def make_rendezvous(**lost: Any) -> Rendezvous:
+def make_rendezvous(num_nodes: int = 1, agents: Any = None, **lost: Any) -> Rendezvous:
     step: Any = Waiting()
     return Rendezvous(
         lambda timeout_s: [],
         examine=lambda pids, silent: None,
         step=step,
-        agents=step,
+        agents=agents or step,
         size=1,
         stacks=Path("stacks"),
-        health=Health(num_nodes=1),
+        health=Health(num_nodes=num_nodes),
         **lost,
     )
+
+
+def test_what_no_node_of_a_large_job_sees_is_no_fault_of_some_of_them() -> None:
+    class Agents(Waiting):
+        def last_lines(self, count: int = 12) -> str:
+            why = f"cannot be used: {NOT_SEEN}the working directory /tmp/me"
+            return "\n".join([f"hpctrain: n{number:04d} {why}" for number in range(1000)][-count:])
+
+    with pytest.raises(
+        LaunchError, match="no node of this job sees the working directory"
+    ) as found:
+        make_rendezvous(1000, Agents())._refuse_bad_nodes(None)
+    assert "--exclude" not in str(found.value)
+
+
+def test_ranks_with_one_pid_on_two_nodes_are_two() -> None:
+    asked: list[Mapping[int, int]] = []
+    rendezvous = make_rendezvous(2)
+    rendezvous._size = 2
+    rendezvous._examine = lambda pids, silent: asked.append(pids)
+    for rank, node in enumerate(("n1", "n2")):
+        starting = {"op": "starting", "pid": 7, "launched_as": rank, "hostname": node}
+        rendezvous._take(Frame(starting, b"", b""))
+    rendezvous._take(Frame({**HELLO, "op": "hello", "rank": 0, "protocol": PROTOCOL}, b"", b""))
+    found = {"op": "examined", "rank": 1, "reason": "it waits for rank 0"}
+    rendezvous._poll = lambda timeout_s: [Frame(found, b"", b"")]
+    said = rendezvous._explain_timeout(0.0)
+    assert "2 processes had begun" in said
+    assert "these hang in MPI_Init: rank 1 on n2 (it waits for rank 0)" in said
+    assert asked == [{1: 7}]
 
 
 # No silence shows a node that goes down, and srun may wait for it for as long as a start may take.
