@@ -32,6 +32,7 @@ from hpctrain.execute.stop import StopAgreement
 from hpctrain.execute.stop_decision import StopKind
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunEvent
 
@@ -293,8 +294,8 @@ class Executor:
         )
         time.sleep(decision.delay_s)
 
-    def _run_attempt(self) -> None:
-        recorder = self.recorder
+    def _place(self) -> tuple[Placement, tuple[str, ...]]:
+        """Choose the nodes of the next attempt, and get their agents."""
         try:
             placement, idle_nodes = self._node_pool.place()
         except NodeLostError as shortage:
@@ -304,9 +305,12 @@ class Executor:
             raise
         self._placed_nodes = placement.nodes
         self._agents = self._growth.exchange(self._agents, placement, idle_nodes)
-        start = recorder.begin_attempt(self._resume_from)
-        begun = None if self._first_steps is None else self._first_steps.take(start.attempt)
-        group = WorkerGroup(
+        return placement, idle_nodes
+
+    def _make_group(
+        self, attempt: int, placement: Placement, idle_nodes: tuple[str, ...]
+    ) -> WorkerGroup:
+        return WorkerGroup(
             num_cpus_per_worker=self._plan.threads_per_task,
             placement=placement,
             idle_nodes=idle_nodes,
@@ -319,12 +323,31 @@ class Executor:
             node_environment=self._node_environment,
             note=self._start_notes.take_brought,
             fork_server=self._fork_server,
-            begun=begun,
+            begun=None if self._first_steps is None else self._first_steps.take(attempt),
             environment=self._plan.environment,
             path=self._paths.root,
-            attempt=start.attempt,
+            attempt=attempt,
             log_to_file=self._run_config.log_to_file,
         )
+
+    def _start(self, group: WorkerGroup) -> None:
+        try:
+            limit_s = self._run_config.failure_config.start_timeout_s
+            group.start(timeouts.set_by("FailureConfig(start_timeout_s=...)", limit_s))
+        finally:
+            self._run_record.note_health(group.health.verdict())
+            if self._fork_server is not None:
+                self._start_notes.take_not_forked(self._fork_server.take_reasons())
+        self._mpi.note_joined()
+        self._run_record.advance(
+            RunEvent.JOINED, world_size=len(group), nodes=group.hostnames, phase="importing"
+        )
+
+    def _run_attempt(self) -> None:
+        recorder = self.recorder
+        placement, idle_nodes = self._place()
+        start = recorder.begin_attempt(self._resume_from)
+        group = self._make_group(start.attempt, placement, idle_nodes)
         attempt = AttemptExecutor(
             group,
             first_report=start.first_report,
@@ -333,20 +356,7 @@ class Executor:
         )
         error: BaseException | None = None
         try:
-            try:
-                limit_s = self._run_config.failure_config.start_timeout_s
-                group.start(timeouts.set_by("FailureConfig(start_timeout_s=...)", limit_s))
-            finally:
-                self._run_record.note_health(group.health.verdict())
-                if self._fork_server is not None:
-                    self._start_notes.take_not_forked(self._fork_server.take_reasons())
-            self._mpi.note_joined()
-            self._run_record.advance(
-                RunEvent.JOINED,
-                world_size=len(group),
-                nodes=group.hostnames,
-                phase="importing",
-            )
+            self._start(group)
             self._watch(attempt, group)
         except BaseException as raised:
             error = raised

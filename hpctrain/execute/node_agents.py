@@ -278,7 +278,11 @@ class NodeAgents:
         command = make_command(cwd=os.getcwd())
         if packed is not None:
             environment = packed.variables(environment)
-        if self.mpiexec is None:
+        if self.mpiexec is not None:
+            environment |= launcher_variables(self.mpiexec.kind, local=False)
+            export = environ.portable_names(environment)
+            argv = host_agents_argv(self.mpiexec, hosts, command, export=export)
+        else:
             argv = agent_step_argv(
                 placement,
                 command,
@@ -286,16 +290,8 @@ class NodeAgents:
                 survives_loss=self._survives_loss,
                 is_slice=self._is_slice,
             )
-        else:
-            environment |= launcher_variables(self.mpiexec.kind, local=False)
-            export = environ.portable_names(environment)
-            argv = host_agents_argv(self.mpiexec, hosts, command, export=export)
-        self._step = StepProcess(
-            argv,
-            environment=environment,
-            log=log,
-            job_id=environ.variable("SLURM_JOB_ID"),
-        )
+        job_id = environ.variable("SLURM_JOB_ID")
+        self._step = StepProcess(argv, environment=environment, log=log, job_id=job_id)
 
 
 def make_node_agents(

@@ -199,22 +199,12 @@ def make_plan(
     slots: Mapping[str, int] = {}
     gpu_srun_args: tuple[str, ...] = ()
     if launcher == "slurm":
-        from hpctrain.slurm.probe import place_on_partition
-
         refuse_patterns(request.paths)
         site = _with_sbatch_variables(site)
-        if scaling.slurm.time is None and site.directives.get("time", "")[:1].isdigit():
-            # How long before the end the run is asked to leave depends on it, if it is an end.
-            timed = replace(scaling.slurm, time=site.directives["time"])
-            scaling = replace(scaling, slurm=timed)
-        needs_answer = not environ.dry_run_requested()
-        placement, _ = place_on_partition(
-            scaling, site, needs_answer=needs_answer, meanwhile=_import_what_submits
-        )
-        assert request.run_config.name is not None
-        directives = make_directives(
-            scaling, placement, site, job_name=job_name or request.run_config.name
-        )
+        scaling = _with_time(scaling, site)
+        job_name = job_name or request.run_config.name
+        assert job_name is not None
+        placement, directives = _place_job(scaling, site, job_name=job_name)
     else:
         placement, slots, gpu_srun_args = _place(scaling, site, launcher, share)
     mpi = scaling.slurm.mpi
@@ -249,6 +239,32 @@ def make_plan(
         environment_pack=plan_environment_pack(scaling.slurm, launcher=launcher),
     )
     return plan, site
+
+
+def _with_time(scaling: ScalingConfig, site: Site) -> ScalingConfig:
+    """Take the site's time limit where the run has none, if it is an end.
+
+    How long before the end the run is asked to leave depends on it.
+    """
+    time_limit = site.directives.get("time", "")
+    if scaling.slurm.time is not None or not time_limit[:1].isdigit():
+        return scaling
+    return replace(scaling, slurm=replace(scaling.slurm, time=time_limit))
+
+
+def _place_job(
+    scaling: ScalingConfig, site: Site, *, job_name: str
+) -> tuple[Placement, dict[str, str | None]]:
+    """Return how the ranks lie on nodes of the partition, and the directives of the job."""
+    from hpctrain.slurm.probe import place_on_partition
+
+    placement, _ = place_on_partition(
+        scaling,
+        site,
+        needs_answer=not environ.dry_run_requested(),
+        meanwhile=_import_what_submits,
+    )
+    return placement, make_directives(scaling, placement, site, job_name=job_name)
 
 
 def _place(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ
-from hpctrain.backend import BackendContext
+from hpctrain.backend import Backend, BackendContext
 from hpctrain.checkpoint_files import metadata_of_run
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
@@ -112,23 +112,26 @@ def run_training(
         backend.on_start(backend_context, config)
         backend.on_training_start(backend_context, config)
         on_phase("training")
-        value = None
-        try:
-            if worker_spec.takes_config:
-                value = worker_spec.train_loop(dict(worker_spec.train_loop_config or {}))
-            else:
-                value = worker_spec.train_loop()
-        except LeaveTraining:
-            # All ranks leave at the same report, so what follows is still collective.
-            pass
-        except Exception as error:
-            if (explained := backend.explain(error)) is None:
-                raise
-            raise explained from error
+        value = _call(worker_spec, backend)
         session.drain()
         on_phase("shutdown")
         backend.on_shutdown(backend_context, config)
     return value
+
+
+def _call(worker_spec: WorkerSpec, backend: Backend) -> Any:
+    """Call the training function, and return what it returned: None if it was left."""
+    try:
+        if worker_spec.takes_config:
+            return worker_spec.train_loop(dict(worker_spec.train_loop_config or {}))
+        return worker_spec.train_loop()
+    except LeaveTraining:
+        # All ranks leave at the same report, so what follows is still collective.
+        return None
+    except Exception as error:
+        if (explained := backend.explain(error)) is None:
+            raise
+        raise explained from error
 
 
 def _set_up_session(session: Session, settings: RankSettings) -> None:
