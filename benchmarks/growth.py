@@ -13,6 +13,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,14 @@ def measure(arguments: Namespace) -> Iterator[Measured]:
     sys.path.insert(0, str(arguments.tree))
     from hpctrain.testing.slurm import ClusterSpec, VirtualCluster, best_mode, missing_components
 
-    spec = ClusterSpec(num_nodes=NUM_NODES, cpus_per_node=4, gpus_per_node=0, mode=best_mode())
+    spec = ClusterSpec(
+        num_nodes=NUM_NODES,
+        cpus_per_node=4,
+        gpus_per_node=0,
+        mode=best_mode(),
+        # A node that Slurm itself finds to be down is taken from the job, and never comes back.
+        slurmd_timeout_s=300,
+    )
     # A node of a flat cluster has no network of its own.
     if lacks := missing_components(spec) or ("namespaces" if best_mode() == "flat" else ""):
         print(f"growth: left out, this machine lacks {lacks}", file=sys.stderr)
@@ -82,8 +90,11 @@ def _run(cluster: Any, arguments: Namespace, *, forks: bool, once: bool) -> Samp
                 cluster.unplug(f"node{NUM_NODES}")
                 _wait_for(folder, 2, NUM_RANKS // NUM_NODES, script)
                 cluster.plug(f"node{NUM_NODES}")
-            if script.wait(TIMEOUT_S) != 0:
-                raise RuntimeError(f"the script failed:\n{(folder / 'said').read_text()}")
+            with suppress(subprocess.TimeoutExpired):
+                script.wait(TIMEOUT_S)
+            if script.returncode != 0:
+                how = "did not end" if script.returncode is None else "failed"
+                raise RuntimeError(f"the script {how}:\n{(folder / 'said').read_text()}")
         finally:
             cluster.plug(f"node{NUM_NODES}")
             script.kill()
