@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpctrain.host_list import compress_hosts
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 
@@ -37,6 +38,9 @@ STEP_VARIABLES = (
     "SLURM_NTASKS_PER_GPU",
 )
 """Options of the job that srun reads from the environment, and that contradict a step's ranks."""
+# Of one argument Linux takes 128 KiB (MAX_ARG_STRLEN in include/uapi/linux/binfmts.h). Short lists
+# are left as they are, for whoever reads the command.
+_MOST_NAMES = 2**16
 # Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.
 _IN_BLOCKS = "--distribution=block"
 # A job with --export=NONE passes that to its steps, which would not get the variables of the batch
@@ -329,7 +333,7 @@ def _small_step(nodes: int, names: Sequence[str], *, is_slice: bool = False) -> 
         "srun",
         "--mpi=none",
         f"--nodes={nodes}",
-        *([f"--nodelist={','.join(names)}"] if names else []),
+        *_named(names),
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
         _IN_BLOCKS,
@@ -341,6 +345,14 @@ def _small_step(nodes: int, names: Sequence[str], *, is_slice: bool = False) -> 
     ]
 
 
+def _named(nodes: Sequence[str]) -> list[str]:
+    """Return what names nodes to srun, which sorts them itself."""
+    names = ",".join(nodes)
+    if len(names) > _MOST_NAMES:
+        names = compress_hosts(nodes)
+    return [f"--nodelist={names}"] if names else []
+
+
 def _slots(placement: Placement) -> str:
     counts = zip(placement.nodes, placement.tasks_per_node, strict=True)
     return ",".join(f"{node}:{count}" for node, count in counts)
@@ -348,7 +360,7 @@ def _slots(placement: Placement) -> str:
 
 def _worker_step_shape(placement: Placement) -> list[str]:
     nodes, tasks = f"--nodes={placement.num_nodes}", f"--ntasks={placement.num_workers}"
-    named = [f"--nodelist={','.join(placement.nodes)}"] if placement.nodes else []
+    named = _named(placement.nodes)
     if placement.is_even:
         per_node = f"--ntasks-per-node={placement.max_tasks_per_node}"
         return [nodes, *named, tasks, per_node, _IN_BLOCKS]

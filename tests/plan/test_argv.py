@@ -77,6 +77,16 @@ def test_ranks_start_on_the_nodes_that_are_chosen(golden, kind: str):
     golden(f"argv/ranks-{kind}-on-chosen-nodes.txt", lines(argv))
 
 
+def test_the_names_of_ten_thousand_nodes_fit_one_argument() -> None:
+    # Linux takes 128 KiB.
+    nodes = tuple(f"cluster-{number:05d}" for number in range(10_000))
+    large = replace(PLACEMENT, nodes=nodes, tasks_per_node=(4,) * len(nodes))
+    ranks = worker_step_argv(LAUNCHERS["srun"], large, ["rank"], local=False)
+    for argv in (ranks, agent_step_argv(large, ["agent"])):
+        assert "--nodelist=cluster-[00000-09999]" in argv
+        assert max(map(len, argv)) < 2**17
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
