@@ -24,7 +24,7 @@ PLOTS = {
     "against-ray": ("against_ray.json", ""),
     "against-ray-data": ("against_ray_data.json", ""),
     "top": ("top.json", ""),
-    "restart": ("resilience.json", "restart"),
+    "restart": ("resilience.json", "restart|late|torch|growth|trial"),
 }
 # What arms are called in the results, and on the page.
 ARMS = {
