@@ -328,7 +328,9 @@ def resources() -> set[str]:
     """Return the descriptors, children and threads of this process."""
     children: list[str] = []
     for task in Path("/proc/self/task").iterdir():
-        children += (task / "children").read_text().split()
+        # A thread may have ended since it was listed.
+        with suppress(FileNotFoundError):
+            children += (task / "children").read_text().split()
     return {
         *(f"descriptor {number}" for number in os.listdir("/proc/self/fd")),
         *(f"child {pid}" for pid in children),

@@ -104,8 +104,8 @@ def test_what_cannot_be_started_is_refused_and_nothing_of_it_stays(
     assert refused.op == "refused"
     assert refused.header["reason"] == "it cannot start a process: Too many open files"
     assert children() == before
-    # That of the connection.
-    assert len(os.listdir("/proc/self/fd")) == before_files - 1
+    # That of the connection is gone, and perhaps some that the collector closed meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before_files - 1
 
 
 def test_a_fork_that_cannot_let_go_ends(connect: Callable[..., Connection]) -> None:
