@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpctrain import environ, timeouts
+from hpctrain import timeouts
 from hpctrain.control.event_loop import EventLoop
 from hpctrain.control.listener import listen_tcp
 from hpctrain.control.proof import Credentials, Seal
@@ -27,7 +27,7 @@ from hpctrain.control.strangers import Strangers
 from hpctrain.own_time import OwnTime
 from hpctrain.pack.header import EnvironmentPack
 from hpctrain.pack.node_peer import TO_EXECUTOR
-from hpctrain.plan.pack_tree import PackTree
+from hpctrain.plan.pack_tree import FANOUT, PackTree
 
 _PEER = Path(__file__).parents[1] / "pack/node_peer.py"
 _SECRET_BYTES = 32
@@ -65,11 +65,10 @@ class PackExchange:
     """
 
     def __init__(self, pack: EnvironmentPack, *, num_nodes: int) -> None:
-        fanout = environ.hub_fanout()
         secret, run = secrets.token_bytes(_SECRET_BYTES), f"pack {pack.sha256}"
         self._listener, addresses = listen_tcp(backlog=_BACKLOG)
         self._listener.setblocking(False)
-        self.program = _program(pack, addresses, secret=secret, run=run, fanout=fanout)
+        self.program = _program(pack, addresses, secret=secret, run=run)
         """Standard input of the Python of each node."""
         self._limit = _raise_limit_of_files(num_nodes + _OTHER_FILES)
         self._loop = EventLoop()
@@ -81,7 +80,7 @@ class PackExchange:
             selectors.EVENT_READ,
             lambda _: self._strangers.accept(self._listener, self._time.now),
         )
-        self._tree = PackTree(fanout)
+        self._tree = PackTree(FANOUT)
         self._nodes: dict[int, _Node] = {}
         self._num_admitted = 0
         self._beat_at = 0.0
@@ -190,14 +189,12 @@ class PackExchange:
         node.sock.close()
 
 
-def _program(
-    pack: EnvironmentPack, addresses: list[str], *, secret: bytes, run: str, fanout: int
-) -> bytes:
+def _program(pack: EnvironmentPack, addresses: list[str], *, secret: bytes, run: str) -> bytes:
     offer = {
         "addresses": addresses,
         "secret": secret.hex(),
         "run": run,
-        "fanout": fanout,
+        "fanout": FANOUT,
         "file": pack.path,
         "size": pack.size,
         "total": pack.total_bytes,

@@ -25,7 +25,7 @@ from hpctrain.execute import pack_exchange
 from hpctrain.execute.pack_exchange import PackExchange
 from hpctrain.pack.header import EnvironmentPack
 from hpctrain.pack.node_peer import TO_NODE
-from hpctrain.plan.pack_tree import PackTree
+from hpctrain.plan.pack_tree import FANOUT, PackTree
 from tests.pack.tiny import write_tiny_pack
 from tests.waiting import wait_until
 
@@ -143,9 +143,7 @@ def read_once(pack: EnvironmentPack, tmp_path: Path) -> Iterator[EnvironmentPack
 
 @pytest.fixture
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PackExchange]]:
-    """Begin exchanges, of which each node gives the file to three at a time."""
     begun = []
-    monkeypatch.setenv("HPCTRAIN_HUB_FANOUT", "3")
     monkeypatch.setattr(pack_exchange, "PackTree", RecordingTree)
 
     def begin(pack: EnvironmentPack, *, num_nodes: int = 4) -> PackExchange:
@@ -240,6 +238,21 @@ def test_a_node_that_gets_no_good_file_from_one_gets_it_from_another(
     assert line.startswith("n2: ")
     assert why in line
     assert [source for _, source in sources_of(exchange)] == [None, 0, 0, 1]
+
+
+def test_a_node_gives_it_to_few_at_a_time_however_many_agents_one_relays_for(
+    pack: EnvironmentPack,
+    exchanges: Callable[..., PackExchange],
+    start: Callable[..., Node],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_HUB_FANOUT", "32")
+    exchange = exchanges(pack, num_nodes=7)
+    assert start(exchange, patch=ALWAYS_HALF).end() == 0
+    for _ in range(6):
+        start(exchange)
+    wait_until(lambda: len(exchange._tree._waiting) == 6 - FANOUT, "the others wait")
+    assert sources_of(exchange) == [(0, None), *((node, 0) for node in range(1, 1 + FANOUT))]
 
 
 def test_one_that_sends_no_more_is_not_waited_for(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 
 import pytest
 
-from hpctrain.plan.pack_tree import PackTree
+from hpctrain.plan.pack_tree import FANOUT, PackTree
 
 
 def test_the_first_node_reads_and_the_others_get_it_from_those_that_have_it() -> None:
@@ -115,3 +116,40 @@ def test_whatever_is_lost_all_others_have_it_at_the_end(fanout: int, seed: int) 
             tree.remove(gone)
     assert has == nodes
     assert risk or num_reads == 1
+
+
+def transfers(fanout: int, num_nodes: int) -> float:
+    """Return when all nodes have it, if a network card shares its bandwidth among those it serves.
+
+    The unit is the time of one transfer by an idle card.
+    """
+    tree = PackTree(fanout)
+    for node in range(num_nodes):
+        tree.add(node)
+    tree.assign()
+    tree.complete(0)
+    sources: dict[int, int | None] = {}
+    left: dict[int, float] = {}
+    now = 0.0
+    while True:
+        for node, source in tree.assign():
+            sources[node], left[node] = source, 1.0
+        if not left:
+            return now
+        shared = Counter(sources[node] for node in left)
+        step = min(left[node] * shared[sources[node]] for node in left)
+        now += step
+        left = {node: part - step / shared[sources[node]] for node, part in left.items()}
+        for node in [node for node, part in left.items() if part < 1e-9]:
+            del left[node]
+            tree.complete(node)
+
+
+@pytest.mark.parametrize("fanout", [1, 2, 3, 4, 32])
+def test_it_takes_the_time_of_the_formula(fanout: int) -> None:
+    rounds = math.ceil(math.log(500, 1 + fanout))
+    assert fanout * (rounds - 1) < transfers(fanout, 500) <= fanout * rounds
+
+
+def test_500_nodes_have_it_after_13_transfers() -> None:
+    assert transfers(FANOUT, 500) == pytest.approx(13)
