@@ -222,6 +222,12 @@ PACK_WORD_S = Timeout(
     "executor, that node",
     "the node reads the shared file; the executor counts it as lost",
 )
+PACK_READ_S = Timeout(
+    120.0,
+    "pack_read",
+    "the node that reads a packed environment from the shared filesystem, while others wait for it",
+    "one further node reads the file, too",
+)
 PACK_BYTES_S = Timeout(
     30.0,
     "pack_bytes",

@@ -83,7 +83,7 @@ class PackExchange:
         self._tree = PackTree(FANOUT)
         self._nodes: dict[int, _Node] = {}
         self._num_admitted = 0
-        self._beat_at = 0.0
+        self._beat_at = self._read_at = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="hpctrain-pack", daemon=True)
         self._thread.start()
@@ -168,9 +168,12 @@ class PackExchange:
             self._tree.complete(number)
 
     def _assign(self) -> None:
-        for number, source in self._tree.assign():
-            self._nodes[number].received_at = self._time.now
+        now = self._time.now
+        is_late = now - self._read_at > timeouts.PACK_READ_S
+        for number, source in self._tree.assign(is_late=is_late):
+            self._nodes[number].received_at = now
             if source is None:
+                self._read_at = now
                 self._post(number, read=True)
             else:
                 self._post(number, parent=self._nodes[source].address)

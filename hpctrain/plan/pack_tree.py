@@ -1,8 +1,9 @@
 """`PackTree`: which node gets a packed environment from which other one. Pure.
 
-The first node that comes reads the shared file. Each node that has the file gives it to up to
-`fanout` others at a time, so those that have it are ever more. Who cannot get it from two nodes
-reads the shared file too, and a node from which two others cannot get it gives it to no more.
+The first node that comes reads the shared file, and the next one too if that takes long. Each node
+that has the file gives it to up to `fanout` others at a time, so those that have it are ever more.
+Who cannot get it from two nodes reads the shared file too, and a node from which two others cannot
+get it gives it to no more.
 
 A node gives the file once it has all of it, and goes on to give it to others. A network card of
 bandwidth ``B`` that serves ``f`` nodes at a time gives a file of ``S`` bytes to them in
@@ -84,9 +85,17 @@ class PackTree:
         for place in (self._again, self._waiting, self._failures, self._tried):
             place.pop(node, None)
 
-    def assign(self) -> list[tuple[int, int | None]]:
-        """Return who is to get the file from whom now; None is for the shared file."""
+    def assign(self, *, is_late: bool = False) -> list[tuple[int, int | None]]:
+        """Return who is to get the file from whom now; None is for the shared file.
+
+        Parameters
+        ----------
+        is_late
+            Whether who reads the shared file has done so for long: then one more node reads it, if
+            it would wait for that one.
+        """
         found = []
+        may_read = is_late and None in self._sources.values()
         for node in [*self._again, *self._waiting]:
             tried = self._tried.get(node, set())
             usable = [
@@ -99,6 +108,8 @@ class PackTree:
             if len(tried) < _TRIES:
                 if free:
                     source = min(free, key=lambda o: (self._failures[o], self._active[o]))
+                elif may_read and not usable:
+                    may_read = False
                 elif usable or self._sources:
                     if tried:
                         continue

@@ -65,6 +65,14 @@ STUCK = """
 Peer._read_shared = lambda self: time.sleep(600)
 """
 
+SLOW = """
+def _read(self):
+    while True:
+        self._send()
+        time.sleep(0.1)
+Peer._read_shared = _read
+"""
+
 
 class Node:
     """What one node runs."""
@@ -116,8 +124,8 @@ class RecordingTree(PackTree):
 
     sources: list[tuple[int, int | None]]
 
-    def assign(self) -> list[tuple[int, int | None]]:
-        found = super().assign()
+    def assign(self, *, is_late: bool = False) -> list[tuple[int, int | None]]:
+        found = super().assign(is_late=is_late)
         self.sources = [*getattr(self, "sources", []), *found]
         return found
 
@@ -323,6 +331,25 @@ def test_a_reader_that_is_killed_or_reads_no_more_is_replaced(
     assert third.has(pack)
     assert not is_gone(stuck)
     assert [source for _, source in sources_of(exchange)] == [None, None, None]
+
+
+def test_beside_a_slow_reader_one_more_node_reads_after_a_while(
+    pack: EnvironmentPack,
+    exchanges: Callable[..., PackExchange],
+    start: Callable[..., Node],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pack_exchange, "_BEAT_INTERVAL_S", 0.1)
+    exchange = exchanges(pack)
+    slow = start(exchange, patch=SLOW)
+    wait_until(lambda: exchange._tree.is_busy(0), "the first one reads")
+    others = [start(exchange) for _ in range(2)]
+    wait_until(lambda: len(exchange._tree._waiting) == 2, "the others wait")
+    monkeypatch.setattr(timeouts, "PACK_READ_S", 0.0)
+    assert [node.end() for node in others] == [0, 0]
+    assert all(node.has(pack) for node in others)
+    assert not is_gone(slow)
+    assert exchange._tree.is_busy(0)
 
 
 def test_without_its_executor_a_node_that_waits_ends_and_says_why(

@@ -25,6 +25,21 @@ def test_the_first_node_reads_and_the_others_get_it_from_those_that_have_it() ->
     assert tree.num_given == 1
 
 
+def test_while_readers_are_slow_one_more_node_reads_at_a_time() -> None:
+    tree = PackTree(fanout=2)
+    for node in range(5):
+        tree.add(node)
+    assert tree.assign(is_late=True) == [(0, None)]
+    assert tree.assign() == []
+    assert tree.assign(is_late=True) == [(1, None)]
+    assert tree.assign(is_late=True) == [(2, None)]
+    tree.complete(1)
+    # Now they get it from that one, however late the first one is.
+    assert tree.assign(is_late=True) == [(3, 1), (4, 1)]
+    tree.add(5)
+    assert tree.assign(is_late=True) == []
+
+
 def test_a_reader_that_is_lost_is_replaced_by_one_that_waits() -> None:
     tree = PackTree(fanout=2)
     tree.add(0)
