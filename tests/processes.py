@@ -8,6 +8,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+REFUSED_BY_FIPS = """
+import hashlib
+
+def _refuse(*args, **options):
+    raise ValueError("[digital envelope routines] unsupported")
+
+hashlib.blake2b = hashlib.blake2s = _refuse
+"""
+"""What makes a Python like one in FIPS mode, at the begin of its program or as `sitecustomize`."""
+
 
 def run_python(
     *argv: object,

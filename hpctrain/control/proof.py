@@ -6,10 +6,11 @@
              ◄─ nonce, proof of "agent" ─
              ── proof of "executor" ────►
 
-A proof is a keyed hash of the role, the run, the attempt and both nonces, so that one of another
-role, run, attempt or connection is worth nothing here. The keys of the MACs, one for each
-direction, come from the same: a process that forwards a handshake can read the frames after it, and
-neither change, repeat, drop nor add one. Imported by TCP connections only: hashlib loads OpenSSL.
+A proof is the HMAC-SHA256 of the role, the run, the attempt and both nonces, with the secret as its
+key, so that one of another role, run, attempt or connection is worth nothing here. The keys of the
+MACs, one for each direction, come from the same: a process that forwards a handshake can read the
+frames after it, and neither change, repeat, drop nor add one. Imported by TCP connections only:
+hashlib loads OpenSSL. A Python in FIPS mode refuses keyed BLAKE2.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import hmac
 import json
 import struct
-from hashlib import blake2b
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -45,8 +45,8 @@ class Seal:
     """
 
     def __init__(self, sending: bytes, receiving: bytes) -> None:
-        self._sending = blake2b(key=sending, digest_size=MAC_BYTES)
-        self._receiving = blake2b(key=receiving, digest_size=MAC_BYTES)
+        self._sending = hmac.new(sending, digestmod="sha256")
+        self._receiving = hmac.new(receiving, digestmod="sha256")
         self._sent = 0
         self._received = 0
 
@@ -86,11 +86,11 @@ class Seal:
         return True
 
 
-def _mac(key: blake2b, number: int, content: memoryview) -> bytes:
+def _mac(key: hmac.HMAC, number: int, content: memoryview) -> bytes:
     mac = key.copy()
     mac.update(number.to_bytes(8, "big"))
     mac.update(content)
-    return mac.digest()
+    return mac.digest()[:MAC_BYTES]
 
 
 class Credentials:
@@ -99,7 +99,7 @@ class Credentials:
     Parameters
     ----------
     secret
-        Of the attempt; at most 64 bytes.
+        Of the attempt.
     run
         The run directory, as both ends write it.
     attempt
@@ -126,4 +126,4 @@ class Credentials:
 
     def _hash(self, purpose: str, role: str, nonces: bytes) -> bytes:
         context = json.dumps([purpose, role, self._run, self._attempt]).encode()
-        return blake2b(context + nonces, key=self._secret, digest_size=PROOF_BYTES).digest()
+        return hmac.digest(self._secret, context + nonces, "sha256")

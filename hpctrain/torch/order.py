@@ -155,4 +155,4 @@ def _digest(order: list[Any]) -> str:
             text = repr(order)
             # Where objects show their addresses there is nothing to compare.
             content = (str(len(order)) if " at 0x" in text else text).encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return hashlib.sha256(content).hexdigest()

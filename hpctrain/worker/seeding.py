@@ -41,9 +41,21 @@ def seed_generators(*words: int) -> None:
 
 def mix(*words: int) -> int:
     """Return a seed of 63 bits that depends on all words. Pure."""
-    digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
     # torch takes signed and unsigned 64 bits; 63 fit both.
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(digest(repr(words).encode(), size=8), "little") >> 1
+
+
+def digest(content: bytes, *, size: int) -> bytes:
+    """Return a digest of so many bytes, from which seeds are made. Pure.
+
+    It is BLAKE2b, so that seeds, and with them the order of samples, are those of the runs before.
+    A Python in FIPS mode may refuse that, Red Hat's for any use: there it is SHA-256.
+    """
+    try:
+        blake = hashlib.blake2b(content, digest_size=size, usedforsecurity=False)  # noqa: TID251
+    except (AttributeError, TypeError, ValueError):
+        return hashlib.sha256(content).digest()[:size]
+    return blake.digest()
 
 
 def _seed_numpy(module: Any, seed: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from xgboost.callback import TrainingCallback
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.rounds import Rounds, select_metrics
+from hpctrain.worker.seeding import digest
 from hpctrain.xgboost.checkpoint import XGBoostCheckpoint
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class SeededRounds(TrainingCallback):
     def before_iteration(self, model: Booster, epoch: int, evals_log: EvalsLog) -> bool:
         """Seed the round. Not collective."""
         words = f"{self._seed}/{model.num_boosted_rounds()}".encode()
-        seed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
+        seed = int.from_bytes(digest(words, size=4), "little") >> 1
         # XGBoost's updater has a random generator of its own, and seeds it only when tree_method
         # changes. save_config() makes XGBoost apply the change.
         other = "hist" if self._method == "approx" else "approx"

@@ -6,11 +6,13 @@ import resource
 import socket
 import struct
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
 from hpctrain.control.proof import AGENT, EXECUTOR, Credentials
 from hpctrain.control.wire import FrameSocket, ProtocolError, encode_frame, join_frame
+from tests.processes import REFUSED_BY_FIPS, run_python
 
 
 @pytest.fixture
@@ -190,6 +192,19 @@ def test_a_proof_is_of_one_role_run_attempt_and_pair_of_nonces():
     }
     assert len(proofs) == 32
     assert {len(proof) for proof in proofs} == {32}
+
+
+def test_a_python_in_fips_mode_proves_itself_and_makes_macs():
+    code = """
+        from hpctrain.control.proof import AGENT, EXECUTOR, Credentials
+        credentials, nonces = Credentials(b"s" * 32, run="/runs/one", attempt=1), b"n" * 64
+        assert credentials.is_proved(AGENT, nonces, credentials.prove(AGENT, nonces))
+        record, content = bytearray(), bytearray()
+        credentials.seal(AGENT, nonces).wrap(bytearray(b"content"), record)
+        assert credentials.seal(EXECUTOR, nonces).unwrap(record, content)
+        assert content == b"content"
+    """
+    run_python("-c", REFUSED_BY_FIPS + dedent(code))
 
 
 def test_room_is_waited_for_with_any_descriptor(many_descriptors: None):

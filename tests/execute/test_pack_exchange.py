@@ -27,6 +27,7 @@ from hpctrain.pack.header import EnvironmentPack
 from hpctrain.pack.node_peer import TO_NODE
 from hpctrain.plan.pack_tree import FANOUT, PackTree
 from tests.pack.tiny import write_tiny_pack
+from tests.processes import REFUSED_BY_FIPS
 from tests.waiting import wait_until
 
 PYTHON = "/usr/bin/python3"
@@ -261,6 +262,15 @@ def test_a_node_gives_it_to_few_at_a_time_however_many_agents_one_relays_for(
         start(exchange)
     wait_until(lambda: len(exchange._tree._waiting) == 6 - FANOUT, "the others wait")
     assert sources_of(exchange) == [(0, None), *((node, 0) for node in range(1, 1 + FANOUT))]
+
+
+def test_a_python_in_fips_mode_gets_it_too(
+    read_once: EnvironmentPack, exchanges: Callable[..., PackExchange], start: Callable[..., Node]
+) -> None:
+    exchange = exchanges(read_once)
+    nodes = [start(exchange, patch=REFUSED_BY_FIPS) for _ in range(2)]
+    assert [node.end() for node in nodes] == [0, 0]
+    assert all(node.has(read_once) for node in nodes)
 
 
 def test_one_that_sends_no_more_is_not_waited_for(

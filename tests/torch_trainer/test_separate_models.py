@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 from hpctrain import RunConfig, ScalingConfig
 from hpctrain.torch import TorchTrainer
+from tests.processes import REFUSED_BY_FIPS
 
 pytestmark = pytest.mark.mpi
 WARNING = "UserWarning: every rank trains a model of its own: parameters of ranks 0 and 1 differ"
@@ -80,3 +82,11 @@ def test_nothing_is_said_of_models_that_are_together_or_apart_on_purpose(
     tmp_path: Path, case: str
 ) -> None:
     assert "every rank trains" not in output(tmp_path, case)
+
+
+def test_a_python_in_fips_mode_compares_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(REFUSED_BY_FIPS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert output(tmp_path, "forgotten").count(WARNING) == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,6 +90,20 @@ def test_an_import_that_fails_fails_as_always(tmp_path: Path) -> None:
         "    except ValueError as error:\n        print(error, 'torch' in sys.modules)\n"
     )
     assert run_python("-c", code, timeout_s=60).stdout == "mine False\n" * 2
+
+
+def test_seeds_are_those_of_the_runs_before() -> None:
+    assert [mix(5), mix(5, 1)] == [5588046532071376745, 6842472824278787000]
+
+
+@pytest.mark.parametrize("error", [AttributeError, TypeError, ValueError])
+def test_there_are_seeds_where_blake2_is_refused(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(hashlib, "blake2b", Mock(side_effect=error))
+    seeds = [mix(1, 2), mix(2, 1)]
+    assert len(set(seeds)) == 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_a_seed_has_63_bits_and_depends_on_every_word() -> None:
