@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 # As in hpctrain.control.proof; and which connection it is, in the place of an attempt.
 _EXECUTOR, _AGENT = "executor", "agent"
@@ -34,12 +34,51 @@ TO_EXECUTOR, TO_NODE = 0, 1
 _BLOCK_BYTES = 2**20
 _LINE_BYTES = 2**12
 _SENT_INTERVAL_S = 5.0
+# As in hpctrain.own_time.
+_LOOK_INTERVAL_S, _LONGEST_GAP_S = 0.25, 1.0
 _RETRY_INTERVAL_S = 0.2
 _STRANGERS = 32
+
+_Returned = TypeVar("_Returned")
 
 
 class PeerError(Exception):
     """The file does not come from where it was to come from."""
+
+
+class _Deadline:
+    """The end of a wait, in seconds in which this process ran: it may have been suspended.
+
+    Parameters
+    ----------
+    seconds
+        From now on.
+    longest_gap_s
+        Seconds between two looks of a running process; the excess does not count.
+    """
+
+    def __init__(self, seconds: float, longest_gap_s: float = _LONGEST_GAP_S) -> None:
+        self._left, self._longest_gap_s = seconds, longest_gap_s
+        self._looked_at = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return whether the time is over. To be called often."""
+        now = time.monotonic()
+        self._left -= min(now - self._looked_at, self._longest_gap_s)
+        self._looked_at = now
+        return self._left <= 0
+
+    def wait(
+        self, sock: "socket.socket", call: "Callable[[Any], _Returned]", argument: "object"
+    ) -> "_Returned":
+        """Return what a method of a socket returns; raise ``socket.timeout`` at the end."""
+        while not self.is_over():
+            sock.settimeout(_LOOK_INTERVAL_S)
+            try:
+                return call(argument)
+            except socket.timeout:  # noqa: UP041  (before Python 3.10 another class)
+                continue
+        raise socket.timeout("timed out")  # noqa: UP041
 
 
 class Peer:
@@ -77,7 +116,6 @@ class Peer:
         self._listener.listen(self._offer["fanout"] + _STRANGERS)
         silence_s = self._offer["silence_s"]
         self._link = self._connect(self._offer["addresses"], TO_EXECUTOR, silence_s)
-        self._link.settimeout(silence_s)
         self._send(port=self._listener.getsockname()[1])
         while True:
             task = self._next_line()
@@ -123,11 +161,12 @@ class Peer:
             pass
 
     def _next_line(self) -> "dict[str, Any]":
+        seconds = self._offer["silence_s"]
+        deadline = _Deadline(seconds)
         while b"\n" not in self._received:
             try:
-                received = self._link.recv(_LINE_BYTES)
-            except socket.timeout:  # noqa: UP041  (before Python 3.10 another class)
-                seconds = self._offer["silence_s"]
+                received = deadline.wait(self._link, self._link.recv, _LINE_BYTES)
+            except socket.timeout:  # noqa: UP041
                 raise PeerError(f"the executor has sent nothing for {seconds:g} s") from None
             if not received:
                 raise PeerError("the executor has closed the connection")
@@ -138,13 +177,12 @@ class Peer:
 
     def _get_from_node(self, address: str) -> None:
         sender = self._connect([address], TO_NODE, 0.0)
-        sender.settimeout(self._offer["stall_s"])
+        seconds = self._offer["stall_s"]
 
         def read(count: int) -> bytes:
             try:
-                return sender.recv(count)
+                return _Deadline(seconds).wait(sender, sender.recv, count)
             except socket.timeout:  # noqa: UP041
-                seconds = self._offer["stall_s"]
                 raise PeerError(f"{address} has sent nothing for {seconds:g} s") from None
             except OSError as error:
                 raise PeerError(f"{address}: {error}") from error
@@ -203,15 +241,14 @@ class Peer:
     def _give(self, receiver: "socket.socket") -> None:
         try:
             nonce = os.urandom(_NONCE_BYTES)
-            receiver.settimeout(self._offer["stranger_s"])
+            deadline = _Deadline(self._offer["stranger_s"])
             receiver.sendall(nonce)
-            answer = self._receive(receiver, _NONCE_BYTES + _PROOF_BYTES)
+            answer = self._receive(receiver, _NONCE_BYTES + _PROOF_BYTES, deadline)
             nonces = nonce + answer[:_NONCE_BYTES]
             expected = self._prove(_AGENT, TO_NODE, nonces)
             if not hmac.compare_digest(answer[_NONCE_BYTES:], expected):
                 return
             receiver.sendall(self._prove(_EXECUTOR, TO_NODE, nonces))
-            receiver.settimeout(self._offer["stall_s"])
             self._send_file(receiver)
         except (PeerError, OSError):
             # It tells the executor itself.
@@ -222,10 +259,14 @@ class Peer:
     def _send_file(self, receiver: "socket.socket") -> None:
         # The descriptor is shared by those that get it, so its offset is not used.
         for offset in range(0, self._offer["total"], _BLOCK_BYTES):
-            receiver.sendall(os.pread(self._file, _BLOCK_BYTES, offset))
+            view = memoryview(os.pread(self._file, _BLOCK_BYTES, offset))
+            deadline = _Deadline(self._offer["stall_s"])
+            while view:
+                view = view[deadline.wait(receiver, receiver.send, view) :]
 
     def _connect(self, addresses: "list[str]", kind: int, patience: float) -> "socket.socket":
-        deadline = time.monotonic() + patience
+        once_s = self._offer["connection_s"] + self._offer["proof_s"] + _LONGEST_GAP_S
+        deadline = _Deadline(patience, longest_gap_s=once_s)
         while True:
             errors = []
             for address in addresses:
@@ -233,7 +274,7 @@ class Peer:
                     return self._connect_once(address, kind)
                 except (PeerError, OSError) as error:
                     errors.append(f"{address}: {error}")
-            if time.monotonic() >= deadline:
+            if deadline.is_over():
                 raise PeerError("cannot be reached: " + "; ".join(errors))
             time.sleep(_RETRY_INTERVAL_S)
 
@@ -244,11 +285,12 @@ class Peer:
             raise PeerError("a loopback address here")
         sock = socket.create_connection((found, int(port)), self._offer["connection_s"])
         try:
-            sock.settimeout(self._offer["proof_s"])
+            # In all: who sends a byte now and then keeps nobody from trying others.
+            deadline = _Deadline(self._offer["proof_s"])
             nonce = os.urandom(_NONCE_BYTES)
-            nonces = self._receive(sock, _NONCE_BYTES) + nonce
+            nonces = self._receive(sock, _NONCE_BYTES, deadline) + nonce
             sock.sendall(nonce + self._prove(_AGENT, kind, nonces))
-            answer = self._receive(sock, _PROOF_BYTES)
+            answer = self._receive(sock, _PROOF_BYTES, deadline)
             if not hmac.compare_digest(answer, self._prove(_EXECUTOR, kind, nonces)):
                 raise PeerError("it is not of this run")
         except BaseException:
@@ -261,10 +303,10 @@ class Peer:
         return hmac.new(self._secret, context + nonces, "sha256").digest()
 
     @staticmethod
-    def _receive(sock: "socket.socket", count: int) -> bytes:
+    def _receive(sock: "socket.socket", count: int, deadline: "_Deadline") -> bytes:
         received = b""
         while len(received) < count:
-            data = sock.recv(count - len(received))
+            data = deadline.wait(sock, sock.recv, count - len(received))
             if not data:
                 raise PeerError("it closed the connection")
             received += data

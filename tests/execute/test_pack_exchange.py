@@ -41,6 +41,7 @@ def _send(self, receiver):
         return _right(self, receiver)
     content = bytearray(os.pread(self._file, self._offer["total"], 0))
     content[1000] ^= 1
+    receiver.settimeout(None)
     receiver.sendall(content)
 Peer._send_file = _send
 """
@@ -49,9 +50,11 @@ ALWAYS_WRONG = WRONG.replace('not hasattr(self, "asked")', "False")
 HALF = WRONG.replace(
     """    content = bytearray(os.pread(self._file, self._offer["total"], 0))
     content[1000] ^= 1
+    receiver.settimeout(None)
     receiver.sendall(content)
 """,
-    """    receiver.sendall(os.pread(self._file, self._offer["total"] // 2, 0))
+    """    receiver.settimeout(None)
+    receiver.sendall(os.pread(self._file, self._offer["total"] // 2, 0))
     open(self._copy + ".half", "w").close()
     time.sleep(600)
 """,
