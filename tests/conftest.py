@@ -98,13 +98,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are marked long, unless ``-m`` names them.
 
-    Put those that import JAX here last: its threads make every later fork a risk. And note what a
-    test says about the matrix of Slurm versions.
+    Put those that import JAX here last: its threads make every later fork a risk. Of them the files
+    that need a cluster come first, as they take longest: no process runs one alone at the end. And
+    note what a test says about the matrix of Slurm versions.
     """
     if "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-    items.sort(key=lambda item: "jax" in item.nodeid)
+    on_cluster = {item.path for item in items if item.get_closest_marker("slurm")}
+    items.sort(key=lambda item: ("jax" in item.nodeid) * (1 if item.path in on_cluster else 2))
     for item in items:
         # nox -s slurm_versions reads it from pytest's JUnit file.
         for marker in item.iter_markers("matrix"):

@@ -18,7 +18,8 @@ TESTS = """
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nmarkers =\n    gpu: needs a GPU\n    long: further cases\n")
+    markers = ("gpu: needs a GPU", "long: further cases", "slurm: needs a cluster")
+    pytester.makeini("[pytest]\nmarkers =\n" + "".join(f"    {each}\n" for each in markers))
     monkeypatch.delenv("HPCTRAIN_REQUIRE_ALL", raising=False)
     return pytester
 
@@ -79,5 +80,22 @@ def test_tests_of_jax_are_the_last_of_a_process_whatever_file_they_are_in(
             "*PASSED*test_one.py::test *",
             "*PASSED*test_two.py::test *",
             "*PASSED*test_one.py::test_jax*",
+        ]
+    )
+
+
+def test_of_the_files_of_jax_those_that_need_a_cluster_are_the_first(session: pytest.Pytester):
+    one = "def test_jax(): pass"
+    session.makepyfile(test_one=one, test_three="def test(): pass")
+    session.makepyfile(
+        test_two=f"import pytest\n{one}\n@pytest.mark.slurm\ndef test_jax_job(): pass"
+    )
+    result = session.runpytest("-v", "-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(
+        [
+            "test_three.py::test PASSED*",
+            "test_two.py::test_jax PASSED*",
+            "test_two.py::test_jax_job PASSED*",
+            "test_one.py::test_jax PASSED*",
         ]
     )
