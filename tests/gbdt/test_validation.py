@@ -18,6 +18,9 @@ from hpctrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
+from tests.imports import forks_of_one_import
+
+_forks = forks_of_one_import("lightgbm", "xgboost")
 
 ROUNDS = 3
 PARAMS = {
