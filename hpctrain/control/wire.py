@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _LENGTHS = struct.Struct(">II")
 _MAX_HEADER_BYTES = 2**20
 _MAX_BODY_BYTES = 2**30
+MAX_CONTENT_BYTES = _MAX_BODY_BYTES - 2 * _MAX_HEADER_BYTES
+"""What a body may have that is to travel in the body of a batch, too."""
 _READ_BYTES = 2**18
 _MAX_READS = 16
 
@@ -46,13 +48,28 @@ class ProtocolError(Exception):
 
 
 def encode_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """Return a frame as bytes. Not collective."""
+    """Return a frame as bytes, as `join_frame` does. Not collective."""
     return join_frame(json.dumps(header, separators=(",", ":")).encode(), body)
 
 
 def join_frame(header: bytes, body: bytes) -> bytes:
-    """Return a frame whose header is encoded already. Not collective."""
+    """Return a frame whose header is encoded already. Not collective.
+
+    Raises
+    ------
+    ProtocolError
+        If it is larger than the other side takes, which would end the connection.
+    """
+    _check_sizes(len(header), len(body))
     return _LENGTHS.pack(len(header), len(body)) + header + body
+
+
+def _check_sizes(header_bytes: int, body_bytes: int) -> None:
+    if header_bytes > _MAX_HEADER_BYTES or body_bytes > _MAX_BODY_BYTES:
+        raise ProtocolError(
+            f"a frame of {header_bytes} + {body_bytes} bytes, and {_MAX_HEADER_BYTES} + "
+            f"{_MAX_BODY_BYTES} is the most"
+        )
 
 
 def decode_frame(raw: bytes) -> Frame:
@@ -178,8 +195,7 @@ class FrameSocket:
         start, available = 0, len(self._inbox)
         while available - start >= _LENGTHS.size:
             header_bytes, body_bytes = _LENGTHS.unpack_from(self._inbox, start)
-            if header_bytes > _MAX_HEADER_BYTES or body_bytes > _MAX_BODY_BYTES:
-                raise ProtocolError(f"a frame of {header_bytes} + {body_bytes} bytes")
+            _check_sizes(header_bytes, body_bytes)
             body_start = start + _LENGTHS.size + header_bytes
             end = body_start + body_bytes
             if end > available:

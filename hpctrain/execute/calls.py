@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from hpctrain.control import wire
 from hpctrain.control.hub import Hub
 from hpctrain.control.wire import Frame
 from hpctrain.errors import WorkerError
@@ -80,7 +81,9 @@ class Calls:
         """Call a function on ranks; return what each will answer, in their order."""
         self._last += 1
         name = repr(function)
-        body = spec.pack((function, args, kwargs), what=f"the call of {name}")
+        body = spec.pack(
+            (function, args, kwargs), what=f"the call of {name}", max_bytes=wire.MAX_CONTENT_BYTES
+        )
         answers: dict[int, Answer[T]] = {rank: Answer(self._receive) for rank in ranks}
         for rank, answer in answers.items():
             self._waiting[self._last, rank] = name, answer

@@ -127,7 +127,12 @@ class RankRelay:
         self._hangups.add(frames.fileno())
 
     def _pass_up(self, frames: FrameSocket) -> None:
-        for frame in frames.receive():
+        try:
+            received = frames.receive()
+        except ProtocolError:
+            # One rank's fault is not to end the others of the node.
+            received, frames.closed = [], True
+        for frame in received:
             self._note(frames, frame)
             self._uplink.queue(frame.raw)
         if frames.closed:

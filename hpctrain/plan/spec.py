@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpctrain.errors import NotSerializableError
+from hpctrain.errors import ConfigError, NotSerializableError
 
 if TYPE_CHECKING:
     # Each rank imports this module, and few have any of these.
@@ -196,6 +196,7 @@ def pack(
     what: str,
     canonical: bool = False,
     reference: Callable[[Any], Any] | None = None,
+    max_bytes: int | None = None,
 ) -> bytes:
     """Return `value` pickled, functions and classes of the main script included.
 
@@ -213,11 +214,15 @@ def pack(
     reference
         Returns the reference that replaces a part stored elsewhere, and None for all other values:
         `unpack` gets the function that restores the part.
+    max_bytes
+        What can be sent; None if it is not sent.
 
     Raises
     ------
     NotSerializableError
         If it cannot be pickled; the message names the variable.
+    ConfigError
+        If it has more than `max_bytes`.
     """
     try:
         content = _dump(value, canonical=canonical, reference=reference)
@@ -233,6 +238,11 @@ def pack(
             f"{what} cannot be sent to the workers, because it was found to be non-serializable: "
             f"{type(error).__name__}: {error}.{at_fault} {next_step}"
         ) from error
+    if max_bytes is not None and len(content) > max_bytes:
+        raise ConfigError(
+            f"{what} has {len(content):,} bytes when it is pickled, and {max_bytes:,} can be sent. "
+            "Write it to a file and send its path, or report a checkpoint."
+        )
     return content
 
 

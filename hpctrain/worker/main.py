@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpctrain import environ, timeouts
-from hpctrain.control import local_socket
+from hpctrain.control import local_socket, wire
 from hpctrain.control.link import Link, LinkTimeoutError
 from hpctrain.control.wire import Frame
 from hpctrain.errors import HpctrainError
@@ -157,7 +157,7 @@ class Rank:
             log_traceback(error)
             answer = (False, error)
         try:
-            body = spec.pack(answer, what="the answer")
+            body = spec.pack(answer, what="the answer", max_bytes=wire.MAX_CONTENT_BYTES)
         except HpctrainError as error:
             body = spec.pack((False, error), what="the answer")
         self._link.post("answer", body, call=command.header["call"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import environ
 from hpctrain.backend import Backend, BackendContext
 from hpctrain.checkpoint_files import metadata_of_run
+from hpctrain.control import wire
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.plan import spec
@@ -187,13 +188,13 @@ def export_thread_counts(settings: RankSettings) -> None:
 def pack_return_value(world: World, value: Any) -> bytes:
     """Return what rank 0's training function returned, pickled; empty for None and other ranks.
 
-    Not collective. What cannot be pickled is dropped, with a line in the log: the training itself
-    went well.
+    Not collective. What cannot be pickled or sent is dropped, with a line in the log: the training
+    itself went well.
     """
     if world.world_rank != 0 or value is None:
         return b""
     try:
-        return spec.pack(value, what="the return value of rank 0")
+        return spec.pack(value, what="the return value of rank 0", max_bytes=wire.MAX_CONTENT_BYTES)
     except ConfigError as error:
         log(f"{error} It is dropped.")
         return b""

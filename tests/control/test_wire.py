@@ -10,8 +10,16 @@ from textwrap import dedent
 
 import pytest
 
+from hpctrain.control import wire
+from hpctrain.control.batches import BATCH_BYTES
 from hpctrain.control.proof import AGENT, EXECUTOR, Credentials
-from hpctrain.control.wire import FrameSocket, ProtocolError, encode_frame, join_frame
+from hpctrain.control.wire import (
+    MAX_CONTENT_BYTES,
+    FrameSocket,
+    ProtocolError,
+    encode_frame,
+    join_frame,
+)
 from tests.processes import REFUSED_BY_FIPS, run_python
 
 
@@ -62,6 +70,19 @@ def test_an_oversize_frame_is_refused_before_it_is_read(ends: Ends, header: int,
     sender.send(struct.pack(">II", header, body))
     with pytest.raises(ProtocolError, match=rf"a frame of {header} \+ {body} bytes"):
         receiver.receive()
+
+
+def test_a_frame_that_the_other_side_would_refuse_is_not_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "_MAX_BODY_BYTES", 2000)
+    with pytest.raises(ProtocolError, match=r"a frame of 10 \+ 2001 bytes, and .* \+ 2000 is the"):
+        encode_frame({"op": "x"}, bytes(2001))
+    with pytest.raises(ProtocolError, match=r"and 1048576 \+ 2000 is the most"):
+        encode_frame({"op": "x" * 2**20})
+
+
+def test_the_largest_content_fits_into_a_frame_of_its_own_and_into_a_batch():
+    largest = MAX_CONTENT_BYTES + 2**20 + len(join_frame(b"", b"")) + BATCH_BYTES
+    assert largest <= 2**30
 
 
 def test_a_header_that_is_not_json_is_refused(ends: Ends):

@@ -115,6 +115,19 @@ def test_a_rank_that_leaves_is_not_lost_and_one_that_dies_is(relayed: Relayed):
     assert relayed.await_frame("lost").header["rank"] == 1
 
 
+def test_a_rank_that_breaks_the_protocol_is_lost_and_no_other(relayed: Relayed):
+    broken, whole = local_socket.connect(relayed.name, timeout_s=LIMIT_S), relayed.connect(1)
+    hello = {"op": "hello", "rank": 0, "attempt": 1, "tmp": "/nowhere", "pid": 0}
+    with broken:
+        broken.sendall(encode_frame(hello))
+        for _ in range(2):
+            relayed.await_frame("hello")
+        broken.sendall(b"\xff" * 8)
+        assert relayed.await_frame("lost").header["rank"] == 0
+    whole.post("staged")
+    assert relayed.await_frame("staged").header["rank"] == 1
+
+
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("reported", [(), (0,), (1,), (0, 1), (1, 0)])
 def test_deaths_are_told_in_their_order(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain import ConfigError, LaunchError, ScalingConfig, WorkerError, WorkerGroup
+from hpctrain.control import wire
 from hpctrain.plan.resources import place_on_one_node
 from hpctrain.testing.slurm import VirtualCluster
 
@@ -56,6 +57,29 @@ def test_an_exception_comes_back_as_it_is_and_the_group_lives_on(group: WorkerGr
     with pytest.raises(ZeroDivisionError):
         group.execute(divide, 0)
     assert group.execute(divide, 2) == [0.5, 0.5, 0.5]
+
+
+def test_what_is_too_large_to_be_sent_is_an_error_and_the_group_lives_on(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit() -> None:
+        from hpctrain.control import wire
+
+        wire.MAX_CONTENT_BYTES = 10_000
+
+    def make(size: int) -> bytes:
+        return bytes(size)
+
+    def measure(content: bytes) -> int:
+        return len(content)
+
+    group.execute(limit)
+    with pytest.raises(ConfigError, match=r"the answer has 2.,... bytes .* and 10,000 can be sent"):
+        group.execute(make, 20_000)
+    monkeypatch.setattr(wire, "MAX_CONTENT_BYTES", 10_000)
+    with pytest.raises(ConfigError, match=r"the call of .*measure.* has 2.,... bytes .* its path"):
+        group.execute(measure, bytes(20_000))
+    assert group.execute(measure, bytes(5000)) == [5000, 5000, 5000]
 
 
 def test_children_of_a_rank_are_not_ranks(group: WorkerGroup) -> None:

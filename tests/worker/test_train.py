@@ -10,6 +10,7 @@ import pytest
 
 from hpctrain import BackendConfig, environ
 from hpctrain.backend import Backend, BackendContext
+from hpctrain.control import wire
 from tests import runs
 
 calls: list[str] = []
@@ -78,3 +79,15 @@ def test_so_it_is_where_the_rank_fails(fit: Callable[..., None], fails_at_start:
         fit(fail, fails_at_start=fails_at_start)
     assert calls == ["release with HPC_NEW=2"]
     assert exported() == [None, "1", "1"]
+
+
+def test_a_return_value_too_large_to_be_sent_is_dropped_with_a_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wire, "MAX_CONTENT_BYTES", 10_000)
+    fits = runs.fit(lambda: bytes(9000), tmp_path, num_workers=0, name="fits")
+    large = runs.fit(lambda: bytes(10_000), tmp_path, num_workers=0, name="large")
+    assert (fits.return_value, large.return_value) == (bytes(9000), None)
+    (line,) = (text for text in capfd.readouterr().err.splitlines() if "is dropped" in text)
+    assert "the return value of rank 0 has 10,0" in line
+    assert "Write it to a file and send its path, or report a checkpoint." in line
