@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain import environ, timeouts
 from hpctrain.control.wire import Frame
@@ -19,6 +20,8 @@ from hpctrain.rundir.files import make_directory
 from hpctrain.rundir.paths import RunPaths
 
 _MAX_STACK_BYTES = 2**16
+# The header of a frame may have 1 MiB, and a rank and its pid take up to 28 bytes of it.
+_RANKS_OF_A_PART = 10_000
 # man 5 proc, field State of /proc/PID/status.
 _REASONS = {
     "T": "its process is stopped (SIGSTOP, or Ctrl-Z)",
@@ -87,6 +90,27 @@ class Examiner:
             if seen.text:
                 path = paths.stacks_of_rank(header["attempt"], rank)
                 _append(path, seen.text, run_dir=paths.root)
+
+
+def in_parts(pids: Mapping[int, int], silent: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Return what requests for some ranks say, each of so many that it fits into a header.
+
+    Not collective.
+
+    Parameters
+    ----------
+    pids
+        The processes of the ranks.
+    silent
+        Those that did not answer where they are.
+    """
+    ranks, quiet = list(pids), set(silent)
+    for start in range(0, len(ranks), _RANKS_OF_A_PART):
+        part = ranks[start : start + _RANKS_OF_A_PART]
+        yield {
+            "pids": {rank: pids[rank] for rank in part},
+            "silent": [rank for rank in part if rank in quiet],
+        }
 
 
 def examine(pid: int) -> Examination:

@@ -16,7 +16,7 @@ from hpctrain.control.local_socket import new_socket_name
 from hpctrain.control.wire import Frame
 from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.execute.calls import Calls, CallsFunctions
-from hpctrain.execute.examine import Examiner
+from hpctrain.execute.examine import Examiner, in_parts
 from hpctrain.execute.group_end import (
     await_death_notice,
     await_exits,
@@ -289,7 +289,8 @@ class RankGroup(CallsFunctions):
         """
         run = str(self._paths.root)
         if self._agents is not None:
-            self._started_hub().send_agents("examine", run=run, silent=silent, pids=pids)
+            for part in in_parts(pids, silent):
+                self._started_hub().send_agents("examine", run=run, **part)
         else:
             header = {"attempt": self.attempt, "run": run, "silent": silent}
             self._examiner.begin(Frame(header, b"", b""), pids)

@@ -7,13 +7,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hpctrain.control.wire import Frame
+from hpctrain import ScalingConfig
+from hpctrain.control.hub import Hub
+from hpctrain.control.local_socket import connect, new_socket_name
+from hpctrain.control.wire import Frame, FrameSocket, encode_frame
 from hpctrain.execute import examine as module
 from hpctrain.execute.examine import Examiner, examine, find_py_spy
+from hpctrain.execute.rank_group import RankGroup
+from hpctrain.plan.resources import place_on_one_node
 from hpctrain.rundir.paths import RunPaths
+from tests.waiting import wait_until
 
 SLEEP = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
 
@@ -84,3 +91,41 @@ def test_an_examiner_looks_at_silent_ranks_first_and_writes_down_what_it_saw(
     assert frames[1].body == b""
     assert "state: T" in RunPaths(tmp_path).stacks_of_rank(2, 7).read_text()
     assert not RunPaths(tmp_path).stacks_of_rank(2, 3).exists()
+
+
+def test_agents_are_asked_about_any_number_of_ranks(tmp_path: Path) -> None:
+    hub = Hub(attempt=1)
+    name = new_socket_name()
+    hub.listen_locally(name, measures=False)
+    agent = FrameSocket(connect(name, timeout_s=10.0))
+    agent.post(encode_frame({"op": "agent", "attempt": 1, "node": "node1"}))
+    wait_until(lambda: hub.poll(0.1) == [] and hub.num_agents == 1, lambda: "no agent")
+    how = SimpleNamespace(attempt=1, paths=RunPaths(tmp_path), is_slice=False)
+    group = RankGroup(
+        place_on_one_node(ScalingConfig(num_workers=1)),
+        how,  # type: ignore[arg-type]
+        idle_nodes=(),
+        agents=object(),  # type: ignore[arg-type]
+        owns_agents=False,
+        owns_path=False,
+        begun=None,
+    )
+    group._hub = hub
+    # Linux has pids up to 2 ** 22.
+    pids = {rank: 2**22 - rank for rank in range(100_000)}
+    received: list[Frame] = []
+
+    def are_complete() -> bool:
+        hub.poll(0.01)
+        received.extend(agent.receive())
+        return sum(len(frame.header.get("pids", ())) for frame in received) == len(pids)
+
+    group.examine(pids, list(pids)[1:])
+    wait_until(are_complete, lambda: f"{len(received)} frames")
+    requests = [frame.header for frame in received if frame.op == "examine"]
+    assert {int(rank): pid for h in requests for rank, pid in h["pids"].items()} == pids
+    assert [rank for h in requests for rank in h["silent"]] == list(pids)[1:]
+    # Each is whole by itself.
+    assert all(set(h["silent"]) <= set(map(int, h["pids"])) for h in requests)
+    agent.close()
+    hub.close()
