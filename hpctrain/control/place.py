@@ -34,7 +34,19 @@ class Place(NamedTuple):
 
 
 class PlaceRefusedError(Exception):
-    """The executor is gone, or has given this node up."""
+    """The executor is gone, has given this node up, or cannot use it.
+
+    Parameters
+    ----------
+    message
+        What has happened.
+    reason
+        Why the node cannot be used; empty where that is not why.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def find_place(
@@ -90,7 +102,9 @@ def find_place(
         answer = dict(received.pop(0).header)
         if answer["op"] != "placed":
             frames.close()
-            raise PlaceRefusedError(f"{executor} has given this node up")
+            raise PlaceRefusedError(
+                f"{executor} has given this node up", reason=answer.get("reason", "")
+            )
         if not answer["parent"]:
             return Place(frames, received, True, answer)
         frames.close()

@@ -82,6 +82,8 @@ class Relay:
         self._tick_s, self._silence_s = _FIRST_TICK_S, float("inf")
         self.ended = False
         """Whether the agent or its executor is gone, and all connections are closed."""
+        self.refusal = ""
+        """Why the executor cannot use this node, if that is why it got no place."""
         self._strangers = Strangers(loop.selector, credentials, self._children.admit)
         self._listener, self.addresses = listen_tcp(backlog=_BACKLOG, only_here=is_loopback(host))
         """Where children reach it."""
@@ -116,8 +118,8 @@ class Relay:
                     first=first,
                     is_over=lambda: self.ended,
                 )
-            except PlaceRefusedError:
-                pass
+            except PlaceRefusedError as error:
+                self.refusal = error.reason
             finally:
                 self._loop.post(lambda: self._settle(found))
 

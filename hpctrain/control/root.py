@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from hpctrain.control.proof import Seal
 
 _TICK_S = 2.0
+_ANOTHER_VERSION = (
+    "it imports another hpctrain than the executor of the run, as it was installed anew while the "
+    "run was on; fit() with the same name resumes the run with the new one"
+)
 _ACKNOWLEDGE_BYTES = 2**20
 """Received from one agent after which that is acknowledged at once."""
 
@@ -203,8 +207,7 @@ class Root:
 
     def _place(self, trunk: _Trunk, question: Any) -> None:
         if question.get("protocol") != PROTOCOL:
-            # Another version of hpctrain was installed since the executor began.
-            self._post(trunk, encode_frame({"op": "refused"}))
+            self._post(trunk, encode_frame({"op": "refused", "reason": _ANOTHER_VERSION}))
             return
         index = question["index"]
         if index is None:

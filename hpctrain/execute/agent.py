@@ -234,6 +234,8 @@ def run_agent(argv: list[str]) -> None:
     if relay is not None:
         # It still has last frames of this agent, and those for others, to pass on.
         relay.join(timeouts.THREAD_END_S + timeouts.LAST_FRAMES_S)
+        if relay.relay.refusal:
+            raise SystemExit(f"hpctrain: {name} cannot be used: {relay.relay.refusal}")
     is_orphan = not was_dismissed and lease_s is not None and not is_on_host
     # On the executor's own node no process is left to act; without Slurm, none can be asked.
     if is_orphan and executor[0] != here[0]:

@@ -252,8 +252,10 @@ def test_a_frame_of_an_agent_that_is_not_there_costs_its_sender_alone(played: Pl
 
 
 def test_an_agent_of_another_version_gets_no_place(played: Played):
-    assert played.ask(played.connect(), protocol=PROTOCOL + 1).op == "refused"
-    assert played.ask(played.connect(), protocol=None).op == "refused"
+    for protocol in (PROTOCOL + 1, None):
+        answer = played.ask(played.connect(), protocol=protocol)
+        assert answer.op == "refused"
+        assert "it imports another hpctrain than the executor" in answer.header["reason"]
 
 
 def test_an_agent_that_was_given_up_meanwhile_is_cut_off_when_it_joins(played: Played):

@@ -13,11 +13,22 @@ from pathlib import Path
 import pytest
 
 from hpctrain.control import local_socket
+from hpctrain.control.hub import Hub
 from hpctrain.control.link import Link
+from hpctrain.control.proof import Credentials
 from hpctrain.control.wire import Frame, FrameSocket, encode_frame
 from hpctrain.execute.agent import Agent
+from hpctrain.execute.health import Health
+from tests.waiting import wait_until
 
 PATIENCE_S = 10.0
+AGENT_OF_ANOTHER_VERSION = """
+import sys
+from hpctrain.control import wire
+wire.PROTOCOL += 1
+from hpctrain.execute.agent import run_agent
+run_agent(sys.argv[1:])
+"""
 MAKE_CHECKPOINT = """
 import os, signal, sys, tempfile
 from hpctrain import Checkpoint
@@ -219,3 +230,25 @@ def test_an_agent_answers_for_a_heartbeat_with_what_its_ranks_use(uplink: Uplink
     link.post("bye")
     link.close()
     uplink.receive(1)
+
+
+def test_an_agent_of_another_version_says_why_its_node_cannot_be_used(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    hub = Hub(attempt=1)
+    credentials = Credentials(b"s" * 32, run=str(tmp_path), attempt=1)
+    addresses = hub.listen_tcp(credentials, only_here=True, fanout=2, num_agents=1)
+    where = ["1", local_socket.new_socket_name(), str(secret), "--lease=600", "--tree", *addresses]
+    argv = [sys.executable, "-c", AGENT_OF_ANOTHER_VERSION, *where]
+    environment = {**os.environ, "SLURMD_NODENAME": "node7"}
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        wait_until(lambda: hub.poll(0.1) == [] and agent.poll() is not None)
+        printed = agent.stderr.read()
+    hub.close()
+    assert agent.returncode == 1
+    health = Health(num_nodes=1)
+    health.read(printed)
+    ((node, reason),) = health.verdict().bad.items()
+    assert node == "node7"
+    assert reason.startswith("it imports another hpctrain than the executor")
