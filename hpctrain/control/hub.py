@@ -16,6 +16,7 @@ from hpctrain.control.hangups import Hangups
 from hpctrain.control.listener import listen_tcp
 from hpctrain.control.memory import MemoryWatch
 from hpctrain.control.node_use import NodeMeter, gpus_here
+from hpctrain.control.open_files import OTHER_FILES, raise_limit_of_files
 from hpctrain.control.proof import Credentials, Seal
 from hpctrain.control.strangers import Strangers
 from hpctrain.control.wire import UNKNOWN_RANK, Frame, FrameSocket, ProtocolError, encode_frame
@@ -110,8 +111,11 @@ class Hub:
             Connections that this end, and each agent, has to agents below it in a tree. None is
             for one to each agent.
         num_agents
-            How many agents a tree is for.
+            How many of them there are, so that each may have a connection: at first those of a tree
+            have one, too.
         """
+        if num_agents:
+            raise_limit_of_files(num_agents + OTHER_FILES)
         admit: Callable[[socket.socket, Seal], object] = self._add
         if fanout is not None:
             from hpctrain.control.root import Root

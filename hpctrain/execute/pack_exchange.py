@@ -22,6 +22,7 @@ from typing import Any
 from hpctrain import timeouts
 from hpctrain.control.event_loop import EventLoop
 from hpctrain.control.listener import listen_tcp
+from hpctrain.control.open_files import OTHER_FILES, raise_limit_of_files
 from hpctrain.control.proof import Credentials, Seal
 from hpctrain.control.strangers import Strangers
 from hpctrain.own_time import OwnTime
@@ -32,7 +33,6 @@ from hpctrain.plan.pack_tree import FANOUT, PackTree
 _PEER = Path(__file__).parents[1] / "pack/node_peer.py"
 _SECRET_BYTES = 32
 _BACKLOG = 4096
-_OTHER_FILES = 256
 _LOOK_INTERVAL_S = 0.5
 _BEAT_INTERVAL_S = 5.0
 _MOST_LINE_BYTES = 2**16
@@ -70,7 +70,7 @@ class PackExchange:
         self._listener.setblocking(False)
         self.program = _program(pack, addresses, secret=secret, run=run)
         """Standard input of the Python of each node."""
-        self._limit = _raise_limit_of_files(num_nodes + _OTHER_FILES)
+        self._limit = raise_limit_of_files(num_nodes + OTHER_FILES)
         self._loop = EventLoop()
         self._time = OwnTime(time.monotonic())
         credentials = Credentials(secret, run=run, attempt=TO_EXECUTOR)
@@ -209,12 +209,3 @@ def _program(pack: EnvironmentPack, addresses: list[str], *, secret: bytes, run:
         "stranger_s": float(timeouts.STRANGER_S),
     }
     return f"{_PEER.read_text(encoding='utf-8')}\n\nmain({offer!r})\n".encode()
-
-
-def _raise_limit_of_files(number: int) -> tuple[int, int]:
-    """Let this process have so many files if it may; return the limits of before."""
-    soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < number:
-        most = number if hard == resource.RLIM_INFINITY else min(hard, number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return limits

@@ -64,6 +64,7 @@ class ExistingRanks:
             addresses=self._hub.listen_tcp(
                 Credentials(secret, run=str(paths.root), attempt=attempt),
                 only_here=world.num_nodes == 1,
+                num_agents=world.num_nodes,
             ),
             secret=secret,
         )

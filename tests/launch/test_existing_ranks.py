@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,6 +127,18 @@ def test_each_node_but_that_of_rank_0_has_one_connection(
     started = make_started(size=size, num_nodes=num_nodes)
     assert started.ranks.num_connections == connections
     assert started.nodes == [tuple(f"node{number + 1}" for number in range(num_nodes))]
+
+
+def test_rank_0_may_have_a_connection_to_each_of_many_nodes(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"the hard limit is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        Started(tmp_path, size=1500, num_nodes=1500).close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1756
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
