@@ -117,12 +117,13 @@ class Executor:
         first_agents = None if first_steps is None else first_steps.agents
         self._agents = first_agents or make_agents(mpiexec=mpiexec, slot=slot)
         self._agents.spare = self._make_spare()
-        self._node_pool = make_node_pool(plan, paths, mpiexec=mpiexec, note=self._run_record.note)
+        note, check = self._run_record.note, self._raise_if_stopped
+        self._node_pool = make_node_pool(plan, paths, mpiexec=mpiexec, note=note, check_stop=check)
         self._growth = Growth(self._node_pool, make_agents=make_agents, make_spare=self._make_spare)
         self._slow_node_policy = SlowNodePolicy(
             run_config.failure_config.slow_node_factor,
             why_kept=lambda slow: self._node_pool.why_kept(self._name_in_job(slow)),
-            note=self._run_record.note,
+            note=note,
         )
         self._placed_nodes: tuple[str, ...] = ()
         self._start_notes = StartNotes(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from hpctrain import environ
-from hpctrain.errors import LaunchError, NodeLostError
+from hpctrain.errors import LaunchError, NodeLostError, RunStoppedError
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.usable_nodes import NodeSource, UsableNodes
@@ -32,6 +32,8 @@ class NodePool:
         Writes an event into the ledger.
     bad
         Nodes that an earlier executor of this job found bad, and why.
+    check_stop
+        Raises if the run is to stop, while nodes are tested.
     """
 
     def __init__(
@@ -41,9 +43,12 @@ class NodePool:
         source: NodeSource | None,
         note: Callable[..., None],
         bad: Mapping[str, str] | None = None,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
-        self._nodes = None if source is None else UsableNodes(source, bad=bad)
+        self._nodes = (
+            None if source is None else UsableNodes(source, bad=bad, check_stop=check_stop)
+        )
         self._note = note
         self._suspects: set[str] = set()
         self._used: set[str] = set()
@@ -59,6 +64,8 @@ class NodePool:
         ------
         NodeLostError
             If the nodes that are left are too few.
+        RunStoppedError
+            If the run is to stop meanwhile.
         """
         self._used.clear()
         full, job_nodes = self._plan.placement, self._plan.job_nodes
@@ -121,7 +128,8 @@ class NodePool:
         # A slice is given up with its node, and the job, which has others, goes on.
         is_doubtful = self._plan.is_slice and bool(self._suspects or self._nodes.lost)
         if self._plan.job_nodes.survives_loss or is_doubtful:
-            with suppress(LaunchError):
+            # What stops the run is raised before the next attempt.
+            with suppress(LaunchError, RunStoppedError):
                 self._ask_for_living(self._nodes)
             return {node: why for node, why in self._nodes.lost.items() if node in self._used}
         # Otherwise Slurm itself ends the job with a node that it knows to be down.
@@ -129,9 +137,8 @@ class NodePool:
 
     def _ask_for_living(self, nodes: UsableNodes) -> tuple[str, ...]:
         known = nodes.lost
-        nodes.test(self._suspects)
+        living = nodes.living(self._suspects)
         self._suspects.clear()
-        living = nodes.living()
         for node, reason in nodes.lost.items():
             if node not in known:
                 self._note("node-lost", node=node, reason=reason)
@@ -216,7 +223,12 @@ class NodePool:
 
 
 def make_node_pool(
-    plan: LaunchPlan, paths: RunPaths, *, mpiexec: StepLauncher | None, note: Callable[..., None]
+    plan: LaunchPlan,
+    paths: RunPaths,
+    *,
+    mpiexec: StepLauncher | None,
+    note: Callable[..., None],
+    check_stop: Callable[[], None] = lambda: None,
 ) -> NodePool:
     """Return the nodes of the job or hostfile that this process is in. Not collective.
 
@@ -230,6 +242,8 @@ def make_node_pool(
         What starts processes on the hosts of a file; None elsewhere.
     note
         Writes an event into the ledger.
+    check_stop
+        Raises if the run is to stop, while nodes are tested.
     """
     job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
     source: NodeSource | None = None
@@ -239,4 +253,4 @@ def make_node_pool(
         source = SlurmNodes(job_id, only=plan.node_slots if plan.is_slice else ())
     leaves_out = job_id is not None and plan.job_nodes.survives_loss
     bad = bad_nodes(paths, job_id=job_id) if leaves_out else None
-    return NodePool(plan, source=source, note=note, bad=bad)
+    return NodePool(plan, source=source, note=note, bad=bad, check_stop=check_stop)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import concurrent.futures
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from hpctrain.errors import LaunchError
+
+_TESTS_AT_A_TIME = 32
+_LOOK_INTERVAL_S = 0.5
 
 
 class NodeSource(Protocol):
@@ -21,7 +25,7 @@ class NodeSource(Protocol):
         """
 
     def starts_a_process(self, node: str) -> bool:
-        """Return whether a process starts on a node."""
+        """Return whether a process starts on a node. Called by several threads."""
 
 
 class UsableNodes:
@@ -36,10 +40,19 @@ class UsableNodes:
         What knows the nodes.
     bad
         Nodes that are not to be used, although they live, and why.
+    check_stop
+        Raises if the run is to stop, while nodes are tested.
     """
 
-    def __init__(self, source: NodeSource, *, bad: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: NodeSource,
+        *,
+        bad: Mapping[str, str] | None = None,
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self._source = source
+        self._check_stop = check_stop
         self._bad = dict(bad or {})
         self._known: tuple[str, ...] = ()
         self._lost: dict[str, str] = {}
@@ -70,10 +83,15 @@ class UsableNodes:
         lost = self.lost
         return tuple(node for node in self._known if node not in lost)
 
-    def living(self) -> tuple[str, ...]:
+    def living(self, suspects: Collection[str] = ()) -> tuple[str, ...]:
         """Return the nodes that can be used, in Slurm's order. Not collective.
 
         If Slurm does not answer, those that it named last.
+
+        Parameters
+        ----------
+        suspects
+            Nodes that are tested unless Slurm knows that they are down.
 
         Raises
         ------
@@ -86,17 +104,28 @@ class UsableNodes:
             if not self._known:
                 raise
             usable = {node: False for node in self._known if node not in self._lost}
-        for node in self._known:
+        for node in (*self._known, *suspects):
             if node not in usable:
                 self.give_up(node, "Slurm reports that it is down")
         self._known = tuple(dict.fromkeys((*usable, *self._known)))
-        self.test(node for node, doubtful in usable.items() if doubtful and node not in self._lost)
+        doubtful = (node for node, in_doubt in usable.items() if in_doubt or node in suspects)
+        self.test(node for node in doubtful if node not in self._lost)
         return self.known()
 
     def test(self, nodes: Iterable[str]) -> None:
-        """Give up those of some nodes on which no process starts. Not collective."""
-        for node in nodes:
-            if not self._source.starts_a_process(node):
+        """Give up those of some nodes on which no process starts. Not collective.
+
+        Many at a time: where one node keeps all agents of a job from starting, all are tested.
+        """
+        pool = concurrent.futures.ThreadPoolExecutor(_TESTS_AT_A_TIME)
+        try:
+            tests = {node: pool.submit(self._source.starts_a_process, node) for node in nodes}
+            while concurrent.futures.wait(tests.values(), _LOOK_INTERVAL_S).not_done:
+                self._check_stop()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for node, test in tests.items():
+            if not test.result():
                 self.give_up(node, "no process starts there")
 
     def look_again(self) -> set[str]:

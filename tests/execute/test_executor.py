@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hpctrain.execute import attempt_executor, executor, mpi_choice
 from hpctrain.execute.executor import Executor
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
+from hpctrain.execute.node_pool import NodePool
+from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
@@ -33,7 +36,7 @@ class FakeGroup(FakeRanks):
 
     acts: list[Act]
     made: list[FakeGroup]
-    missing_nodes = ()
+    missing_nodes: tuple[str, ...] = ()
     hostnames = ("node0", "node1")
 
     def __init__(
@@ -191,6 +194,37 @@ def test_a_run_that_is_to_stop_begins_no_attempt(run: Run):
         run.execute()
     assert FakeGroup.made == []
     assert run.status.state is RunState.STOPPED
+
+
+def test_a_run_is_stopped_while_nodes_are_tested_whose_agents_have_not_come(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    may_end = threading.Event()
+
+    class Silent:
+        def usable(self) -> dict[str, bool]:
+            return {"node1": False}
+
+        def starts_a_process(self, node: str) -> bool:
+            run.paths.stop_request.touch()
+            return may_end.wait(60.0)
+
+    def make_pool(plan: LaunchPlan, _: RunPaths, *, mpiexec: Any, **options: Any) -> NodePool:
+        return NodePool(plan, source=Silent(), **options)
+
+    def miss(ranks: FakeGroup) -> None:
+        ranks.missing_nodes = ("node1",)
+        raise LaunchError("no agent", transient=True)
+
+    monkeypatch.setattr(executor, "make_node_pool", make_pool)
+    try:
+        with pytest.raises(RunStoppedError, match="it was asked to"):
+            run.execute(miss, controller_failure_limit=1)
+        assert not may_end.is_set()
+    finally:
+        may_end.set()
+    assert run.status.state is RunState.STOPPED
+    assert len(FakeGroup.made) == 1
 
 
 def test_an_attempt_of_an_executor_that_died_counts_and_the_next_one_follows(run: Run):
