@@ -18,6 +18,8 @@ from __future__ import annotations
 import hmac
 import json
 import struct
+from hashlib import sha256
+from typing import Any
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -45,8 +47,8 @@ class Seal:
     """
 
     def __init__(self, sending: bytes, receiving: bytes) -> None:
-        self._sending = hmac.new(sending, digestmod="sha256")
-        self._receiving = hmac.new(receiving, digestmod="sha256")
+        self._sending = _keyed(sending)
+        self._receiving = _keyed(receiving)
         self._sent = 0
         self._received = 0
 
@@ -86,11 +88,22 @@ class Seal:
         return True
 
 
-def _mac(key: hmac.HMAC, number: int, content: memoryview) -> bytes:
-    mac = key.copy()
-    mac.update(number.to_bytes(8, "big"))
-    mac.update(content)
-    return mac.digest()[:MAC_BYTES]
+def _keyed(key: bytes) -> tuple[Any, Any]:
+    """Return the two hashes of HMAC (RFC 2104), which have taken in the key.
+
+    To copy them takes a fifth of the time of a copy of `hmac.HMAC`, and there is one for each frame.
+    """
+    block = key.ljust(sha256().block_size, b"\0")
+    inner, outer = bytes(byte ^ 0x36 for byte in block), bytes(byte ^ 0x5C for byte in block)
+    return sha256(inner), sha256(outer)
+
+
+def _mac(key: tuple[Any, Any], number: int, content: memoryview) -> bytes:
+    inner, outer = (each.copy() for each in key)
+    inner.update(number.to_bytes(8, "big"))
+    inner.update(content)
+    outer.update(inner.digest())
+    return bytes(outer.digest()[:MAC_BYTES])
 
 
 class Credentials:
