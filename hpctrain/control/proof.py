@@ -91,7 +91,7 @@ class Seal:
 def _keyed(key: bytes) -> tuple[Any, Any]:
     """Return the two hashes of HMAC (RFC 2104), which have taken in the key.
 
-    To copy them takes a fifth of the time of a copy of `hmac.HMAC`, and there is one for each frame.
+    To copy them takes a fifth of the time of a copy of `hmac.HMAC`, and each frame needs one.
     """
     block = key.ljust(sha256().block_size, b"\0")
     inner, outer = bytes(byte ^ 0x36 for byte in block), bytes(byte ^ 0x5C for byte in block)
