@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 2
 """Checkpoints of one rank that may be under way in the background."""
+# A rank knows of its own part alone.
+_UNDER_WAY = (
+    "a rank has not made this report or still writes its part of the checkpoint, or the executor "
+    "still commits it"
+)
+_HOW_LONG = "SyncConfig(sync_timeout=...) sets how long to wait"
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,8 @@ class Commits:
                 # Its outcome is not needed any more.
                 self._flights.pop(report, None)
                 raise CheckpointError(
-                    f"rank {self._rank} waited {self._timeout_s:.0f} s in report {report} for its "
-                    f"checkpoint: not every rank made this report. "
-                    f"SyncConfig(sync_timeout=...) sets how long to wait."
+                    f"rank {self._rank} waited {timeouts.describe(self._timeout_s)} in report "
+                    f"{report} for its checkpoint: {_UNDER_WAY}. {_HOW_LONG}."
                 )
             outcome = self._outcomes.pop(report)
         if outcome.path is None:
@@ -158,10 +163,10 @@ class Commits:
                 if wait_for(self._change, lambda: report not in self._flights, moment_s):
                     return
         if finished or waited_s > self._timeout_s:
-            why = "not every rank made this report" if flight.staged else "it is still copied"
+            why = _UNDER_WAY if flight.staged else "it is still copied"
             raise CheckpointError(
                 f"rank {self._rank}: the checkpoint of report {report} is not committed after "
-                f"{waited_s:.0f} s: {why}. SyncConfig(sync_timeout=...) sets how long to wait."
+                f"{timeouts.describe(waited_s)}: {why}. {_HOW_LONG}."
             )
 
     def list_all(
@@ -188,9 +193,8 @@ class Commits:
         with self._change:
             if not wait_for(self._change, is_answered, timeout_s):
                 raise CheckpointError(
-                    f"rank {self._rank} waited {timeout_s:.0f} s for the checkpoints up to report "
-                    f"{report}: not every rank made this report, or one is still being uploaded. "
-                    f"SyncConfig(sync_timeout=...) sets how long to wait, for this call "
+                    f"rank {self._rank} waited {timeouts.describe(timeout_s)} for the checkpoints "
+                    f"up to report {report}: {_UNDER_WAY}. {_HOW_LONG}, for this call "
                     f"get_all_reported_checkpoints(timeout_s=...)."
                 )
             found = self._found
