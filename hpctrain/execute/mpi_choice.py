@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.execute.step_launcher import explain_wrong_pmi, other_mpi
+from hpctrain.execute.step_launcher import (
+    explain_wrong_mpiexec,
+    explain_wrong_pmi,
+    other_mpi,
+)
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.reading import read_end
 
@@ -47,7 +51,7 @@ class MpiChoice:
         self.name = self._plan.mpi if in_slot else self._other()
 
     def explain_wrong_pmi(self, log: Path) -> str:
-        """Return why no start can succeed with the PMI that the user named; empty if one may.
+        """Return why no start can succeed with the PMI or mpiexec that is used; empty if one may.
 
         Not collective.
 
@@ -62,6 +66,8 @@ class MpiChoice:
         except OSError:
             return ""
         library = None if self._container is None else self._container.library
+        if "/" in self.name or not self._plan.in_job:
+            return explain_wrong_mpiexec(self.name, output=output, library=library)
         return explain_wrong_pmi(self.name, output=output, library=library)
 
     def _other(self) -> str:

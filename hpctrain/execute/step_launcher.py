@@ -151,6 +151,34 @@ def explain_wrong_pmi(mpi: str, *, output: str, library: str | None = None) -> s
     )
 
 
+def explain_wrong_mpiexec(mpi: str, *, output: str, library: str | None = None) -> str:
+    """Return why no start with an mpiexec can succeed; empty if one may.
+
+    Not collective.
+
+    Parameters
+    ----------
+    mpi
+        As of `find_mpiexec`.
+    output
+        What mpiexec and the ranks printed when a start failed.
+    library
+        Which kind of MPI library ranks have; None is that of this environment.
+    """
+    if not _WRONG_PMI.search(output):
+        return ""
+    launcher, library = find_mpiexec(mpi), library or _mpi_library()
+    kind = "openmpi" if launcher.kind == "openmpi" else "mpich"
+    if (kind == "openmpi") == (library == "openmpi"):
+        return ""
+    return (
+        f"{launcher.program} is of the {kind} kind, and the MPI library here of the {library} "
+        f"kind. Both must be of one MPI: use the mpiexec that belongs to the library "
+        f"(SlurmConfig(mpi='/path/to/mpiexec'), or mpi='wheel' for that of pip install "
+        f"'hpctrain[local]'), or set MPI4PY_LIBMPI to the library that belongs to this mpiexec."
+    )
+
+
 def launcher_variables(kind: str, *, local: bool) -> dict[str, str]:
     """Return what a launcher wants to find in its environment.
 
@@ -214,4 +242,5 @@ def _mpiexec_kind(program: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{program} --version does not work: {error}.") from error
     text = answer.stdout + answer.stderr
-    return "openmpi" if re.search(r"Open ?MPI|Open RTE|PRRTE|prterun", text, re.I) else "hydra"
+    # "mpirun (Open MPI) 4.1.4", and of the same program "mpiexec (OpenRTE) 4.1.4".
+    return "openmpi" if re.search(r"Open ?(MPI|RTE)|PRRTE|prterun", text, re.I) else "hydra"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ pytestmark = pytest.mark.slurm
 
 MakeCluster = Callable[..., VirtualCluster]
 StartRun = Callable[..., Any]
+
+OPEN_MPI = shutil.which("mpiexec.openmpi")
 
 # What most sites have: within the time of a test Slurm itself does not notice that a node is dead.
 SITE = {"slurmd_timeout_s": 300}
@@ -98,6 +101,38 @@ def test_a_run_grows_again_when_a_node_is_back(make_cluster: MakeCluster, start_
     last = next(entry for entry in reversed(run.diary) if entry["attempt"] == 2)
     first = next(entry for entry in run.diary if entry["attempt"] == 3)
     assert max(first["born"]) < max(last["now"])
+    # Ranks that ask should_stop() lose nothing when the run grows.
+    ended = {e["attempt"]: e["reports"] for e in run.events("attempt-ended")}
+    began = {e["attempt"]: e["first_report"] for e in run.events("attempt-started")}
+    assert began[3] == ended[2]
+    run.check_that_every_row_was_seen_once_an_epoch(30)
+
+
+@pytest.mark.skipif(
+    OPEN_MPI is None, reason="no mpiexec.openmpi on PATH: apt-get install openmpi-bin"
+)
+def test_a_run_grows_again_where_the_mpiexec_of_open_mpi_starts_its_ranks(
+    make_cluster: MakeCluster, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+):
+    # The wheel in this environment would be loaded before the site's library.
+    monkeypatch.setenv("MPI4PY_LIBMPI", "libmpi.so.40")
+    cluster = make_cluster(num_nodes=3, **SITE)
+    run = start_run(
+        cluster, (4, 6), epochs=30, epoch_s=0.4, asks=True, tasks_per_node=2, mpi=OPEN_MPI
+    )
+    run.wait_for_epoch(1)
+    cluster.unplug("node2")
+    run.wait("the run is smaller", lambda: run.diary[-1]["attempt"] == 2)
+    cluster.plug("node2")
+    result = run.finish()
+    assert len(result.job_ids) == 1
+    assert [e["nodes"] for e in run.events("nodes-back")] == [["node2"]]
+    sizes = list(dict.fromkeys((e["attempt"], len(e["nodes"])) for e in run.diary))
+    assert sizes == [(1, 6), (2, 4), (3, 6)]
+    # Only srun starts ranks that wait: those of the larger group come when the others have left.
+    last = next(entry for entry in reversed(run.diary) if entry["attempt"] == 2)
+    first = next(entry for entry in run.diary if entry["attempt"] == 3)
+    assert min(first["born"]) > max(last["now"])
     # Ranks that ask should_stop() lose nothing when the run grows.
     ended = {e["attempt"]: e["reports"] for e in run.events("attempt-ended")}
     began = {e["attempt"]: e["first_report"] for e in run.events("attempt-started")}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.errors import WorkerError
+from hpctrain.errors import LaunchError, WorkerError
 from hpctrain.testing.slurm import VirtualCluster
 
 # Debian's names: another MPI can be installed beside it, and mpiexec be that one.
@@ -60,6 +60,8 @@ if __name__ == "__main__":
 def train(
     tmp_path: Path,
     *,
+    mpiexec: str | None = MPIEXEC,
+    library: str = LIBRARY,
     killed: int = -1,
     nodes: int = 1,
     before: tuple[str, ...] = (),
@@ -67,10 +69,11 @@ def train(
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    assert MPIEXEC is not None
-    argv = [*before, sys.executable, str(script), str(tmp_path), MPIEXEC, str(killed), str(nodes)]
+    assert mpiexec is not None
+    argv = [*before, sys.executable, str(script), str(tmp_path), mpiexec, str(killed), str(nodes)]
     # The wheel in this environment would be loaded before the site's library.
-    environ = {**os.environ, "MPI4PY_LIBMPI": LIBRARY, **environ}
+    named = {"MPI4PY_LIBMPI": library} if library else {}
+    environ = {**os.environ, **named, **environ}
     return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
 
 
@@ -78,6 +81,26 @@ def test_two_ranks_train_with_the_mpiexec_that_slurm_config_names(tmp_path: Path
     done = train(tmp_path, HPCTRAIN_LAUNCHER="local")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[3, 'Open MPI v" in done.stdout
+
+
+def test_it_is_known_by_the_name_that_it_has_on_path(tmp_path: Path) -> None:
+    assert MPIEXEC is not None
+    # Of Open MPI 4 the program says of itself what it is called by.
+    (tmp_path / "mpiexec").symlink_to(MPIEXEC)
+    done = train(tmp_path, mpiexec=str(tmp_path / "mpiexec"), HPCTRAIN_LAUNCHER="local")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[3, 'Open MPI v" in done.stdout
+
+
+def test_ranks_that_load_another_mpi_end_the_run_with_what_to_change(tmp_path: Path) -> None:
+    # The wheel in this environment is loaded.
+    done = train(tmp_path, library="", HPCTRAIN_LAUNCHER="local")
+    assert done.returncode == LaunchError.exit_code
+    said = " ".join(done.stderr.split())
+    assert f"{MPIEXEC} is of the openmpi kind, and the MPI library here of the mpich kind." in said
+    assert "SlurmConfig(mpi='/path/to/mpiexec'), or mpi='wheel'" in said
+    # No other start was tried.
+    assert not (tmp_path / "run/logs/2").exists()
 
 
 def test_a_killed_rank_is_named_with_how_it_ended(tmp_path: Path) -> None:
