@@ -178,10 +178,11 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         epoch_s: float = 0.5,
         asks: bool = False,
         preload: Sequence[str] = (),
+        code: str = SCRIPT,
         **slurm: Any,
     ) -> Run:
         script = tmp_path / "train.py"
-        script.write_text(SCRIPT)
+        script.write_text(code)
         request = {
             "workers": workers,
             "storage": str(tmp_path),
