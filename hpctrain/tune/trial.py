@@ -176,6 +176,11 @@ class Trial:
     saved: int = 0
     """Iteration of the newest checkpoint when that was last counted."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has reported, or was cut off by the end of a job before."""
+        return bool(self.reports or self.without_progress)
+
     def apply(self, event: TrialEvent) -> None:
         """Change the state by an event. Not collective."""
         self.state = next_state(self.state, event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hpctrain import ConfigError, LaunchError, TrainingFailedError, tune
 from hpctrain.rundir.reading import read_lines
 from hpctrain.tune.ledger import SweepPaths, fold, is_event, read_record
-from hpctrain.tune.runner import End, Look
+from hpctrain.tune.runner import End, Look, NotNowError
 from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler
 from hpctrain.tune.search import Searcher
 from hpctrain.tune.source import SearchSource
@@ -408,6 +409,41 @@ def test_a_trial_that_is_to_stop_ends_when_its_executor_is_killed(tmp_path: Path
     sweep.run()
     assert states(sweep) == ["ERROR", "TERMINATED"]
     assert runner.started == ["trial_00000", "trial_00001"]
+
+
+class BetweenJobs(FakeRunner):
+    """The job of the second trial ends after a report, and Slurm takes no further one."""
+
+    def start(self, trial: Trial) -> None:
+        if trial.trial_id in self.made:
+            raise NotNowError("no more jobs now")
+        super().start(trial)
+
+    def look(self, trial: Trial) -> Look:
+        if trial.trial_id != "trial_00001" or not self.made.get(trial.trial_id):
+            return super().look(trial)
+        del self.at_work[trial.trial_id]
+        return Look(end=End(failed=False, was_stopped=True, is_orphaned=True, reason="left"))
+
+
+@pytest.mark.parametrize(
+    ("script", "rules", "first"),
+    [
+        (Script(hangs=True), {"time_budget_s": 5}, "TERMINATED"),
+        (Script(values=[1.0] * 4, fails="broken"), {"fail_fast": True}, "ERROR"),
+    ],
+)
+def test_what_ends_a_sweep_ends_a_trial_that_waits_for_its_next_job(
+    tmp_path: Path, script: Script, rules: Mapping[str, Any], first: str
+) -> None:
+    runner = BetweenJobs({"trial_00000": script}, capacity=3, begins_at={"trial_00002": math.inf})
+    sweep = make_sweep(runner, tmp_path, num_samples=3, **rules)
+    sweep.run()
+    # The third has never begun, and a restored sweep may begin it.
+    assert states(sweep) == [first, "TERMINATED", "PENDING"]
+    assert sweep.trials["trial_00001"].reason == f"stopped: {sweep.reason}"
+    record = read_record(SweepPaths(root=tmp_path))
+    assert [trial.state.value for trial in record.trials.values()] == states(sweep)
 
 
 class _Own(Searcher):
