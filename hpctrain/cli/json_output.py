@@ -23,8 +23,8 @@ _OF_RUN = (
     (
         "state",
         "string",
-        "``state`` of ``status.json``; ``lost`` if it has not ended and has no executor, "
-        "``prepared`` before the first",
+        "``state`` of ``status.json``; ``lost`` with no executor, ``submitted`` also if queued "
+        "again, ``prepared`` at first",
     ),
 )
 _STATUS = (

@@ -18,7 +18,7 @@ from hpctrain.rundir.metrics import read_last_report
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.run_record import RunRecord
-from hpctrain.rundir.states import RunState
+from hpctrain.rundir.states import RunEvent, RunState
 from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.rundir.store import CheckpointStore
 
@@ -237,6 +237,9 @@ def _view(look: _Look) -> RunView:
     # It may have ended during the check of its executor.
     latest = read_status(paths) if live is False and not status.state.is_final else None
     status = latest or status
+    if look.job is not None and look.job.is_pending:
+        # Its executor was ended before it could write that the job is queued again.
+        status = status.after(RunEvent.SUBMITTED)
     reports, reported_at, metrics = _last_report(paths, status)
     return _with_next_step(
         paths,
@@ -283,6 +286,8 @@ def _look_for_executor(
         return None, None, None
     if (job := look.job) is None:
         return live, None, None
+    # One that waits will have an executor.
+    live = True if job.is_pending else live
     return live, job.state, job.reason if job.reason != "None" else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, RunArgument, StorageOption
@@ -25,7 +26,7 @@ def status(
 
     paths = find_run(run, storage)
     view = view_run(paths)
-    files = LiveReader(paths).read()
+    files = replace(LiveReader(paths).read(), status=view.status)
     now = time.time()
     live_view = make_view(files, paths, state=view.state, live=view.live, now=now)
     if json:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.errors import LaunchError
@@ -15,7 +16,7 @@ from hpctrain.launch.liveness import QuestionBudget
 from hpctrain.rundir.live_reader import LiveReader, RunFiles, make_view
 from hpctrain.rundir.live_view import LiveView
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.states import RunState
+from hpctrain.rundir.states import RunEvent, RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.slurm.job import Queue
 from hpctrain.slurm.output import Job
@@ -132,6 +133,10 @@ class LiveWatch:
             files = self._reader.read()
             if files.status is not None and files.status.state.is_final:
                 state = files.status.state.value
+        if files.status is not None and self._job is not None and self._job.is_pending:
+            # Its executor was ended before it could write that the job is queued again.
+            queued = files.status.after(RunEvent.SUBMITTED)
+            files, state, live = replace(files, status=queued), queued.state.value, True
         return make_view(
             files,
             self.paths,

@@ -371,7 +371,6 @@ class Sweep:
         for trial in self._trials.at_work:
             self._decisions.stop_for_good(trial, f"stopped: {reason}")
         for trial in self._trials.waiting:
-            # A restored sweep may begin those that have not.
             if trial.has_begun:
                 self._end(trial, f"stopped: {reason}", was_stopped=True)
 

@@ -178,7 +178,10 @@ class Trial:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has reported, or was cut off by the end of a job before."""
+        """Whether it has reported, or was cut off by the end of a job before.
+
+        A restored sweep may begin one that has not, whatever has ended the sweep.
+        """
         return bool(self.reports or self.without_progress)
 
     def apply(self, event: TrialEvent) -> None:

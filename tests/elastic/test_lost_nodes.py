@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -171,6 +175,34 @@ def test_a_node_that_cannot_be_used_is_left_out(make_cluster: MakeCluster, start
     assert len(result.job_ids) == 1
     assert [event["node"] for event in run.events("node-bad")] == ["node2"]
     assert sorted(run.diary[-1]["nodes"]) == ["node1", "node3"]
+
+
+def test_a_run_whose_job_slurm_has_queued_again_is_shown_as_submitted(
+    make_cluster: MakeCluster, start_run: StartRun
+):
+    def shown(*words: str) -> str:
+        argv = [sys.executable, "-m", "hpctrain.cli", *words, str(run.path)]
+        environ = {**os.environ, **cluster.environ}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+
+    def view() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(shown("status", "--json"))
+        return found
+
+    cluster = make_cluster(num_nodes=1, **SITE)
+    run = start_run(cluster, 1, epochs=1000)
+    run.wait_for_epoch(0)
+    assert (view()["state"], view()["job_state"]) == ("running", "RUNNING")
+    # No process of the run writes anything more, and there is no other node.
+    cluster.power_off("node1")
+    cluster.run_on("head", ["scontrol", "update", "nodename=node1", "state=down", "reason=test"])
+    run.wait("the job is queued again", lambda: view()["job_state"] == "PENDING")
+    seen = view()
+    assert (seen["state"], seen["live"], seen["phase"]) == ("submitted", True, "")
+    text = shown("status")
+    assert text.startswith("run: submitted\n")
+    assert "\n  queue       waits (" in text
+    assert shown("top", "--once").startswith("run: submitted")
 
 
 def test_a_run_of_fixed_size_leaves_its_job_before_slurm_knows(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.cli.run_view import view_runs
+from hpctrain.cli.status import render_view
 from hpctrain.errors import LaunchError
 from hpctrain.execute.process import process_start_time
 from hpctrain.launch import live_watch
@@ -99,6 +101,30 @@ def test_one_question_is_for_all_runs_and_two_are_asked_in_the_first_minute(
     # Twenty minutes.
     assert len(slurm.questions) <= 22
     assert "--user=" in slurm.questions[0]
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "allocation"])
+def test_a_run_whose_job_is_queued_again_does_not_run(
+    slurm: Slurm, board: JobBoard, tmp_path: Path, launcher: str
+) -> None:
+    """Its executor was ended before it could write so."""
+    slurm.say("7|PENDING|BeginTime")
+    paths = make_run(
+        tmp_path / "r",
+        state=RunState.RUNNING,
+        launcher=launcher,
+        job_id="7",
+        owner_host="elsewhere",
+        phase="train",
+        attempt=1,
+    )
+    seen = LiveWatch(paths, board).look()
+    (listed,) = view_runs([paths])
+    for view in (seen, listed):
+        assert (view.state, view.live, view.status.phase) == ("submitted", True, "")
+    assert seen.waits.startswith("waits (BeginTime): ")
+    assert not seen.is_at_work
+    assert "\n  queue       waits (BeginTime): " in render_view(listed, seen)
 
 
 def test_a_job_that_was_submitted_since_is_not_taken_for_gone(
