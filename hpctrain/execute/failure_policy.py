@@ -84,7 +84,10 @@ def classify_attempt_end(
 
 def describe_cause(error: BaseException) -> str:
     """Return what ended an attempt, in one line. Not collective."""
-    first_line = (str(error).splitlines() or [""])[0]
+    lines = [line for line in str(error).splitlines() if any(map(str.isalnum, line))]
+    # What a launcher has printed begins in the next line.
+    ends_open = len(lines) > 1 and lines[0].endswith(":")
+    first_line = " ".join(lines[: 1 + ends_open])
     cause = first_line or type(error).__name__
     if isinstance(error, HpctrainError) and error.brief:
         cause = error.brief

@@ -109,6 +109,12 @@ def test_the_cause_of_an_end_is_one_line(error: Exception, cause: str) -> None:
     assert describe_cause(error) == cause
 
 
+def test_the_cause_has_the_first_of_what_a_launcher_has_printed() -> None:
+    error = LaunchError("mpiexec ended. mpiexec printed:\n-----\nmpiexec: unknown option -i\nUsage")
+    said = "mpiexec ended. mpiexec printed: mpiexec: unknown option -i"
+    assert describe_cause(error) == f"the ranks could not be started: {said}"
+
+
 def test_the_cause_of_an_end_is_short_whatever_a_user_raised() -> None:
     error = WorkerError("long")
     error.brief = "x" * 10_000
