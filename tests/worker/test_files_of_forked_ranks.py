@@ -122,7 +122,8 @@ def test_a_rank_starts_mpi_without_a_file_of_the_environment(
     """
     program = Program(tmp_path, variables, source)
     printed, by_client, by_rank = run_traced(servers, program.plain, variables, tmp_path)
-    assert printed == "1 False\n"
+    # UCX prints which network interfaces have gone meanwhile, such as those of a virtual cluster.
+    assert printed.splitlines()[-1] == "1 False"
     assert by_client == []
     assert by_rank == []
 
