@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,11 +110,18 @@ def _served(folder: Path, *words: str) -> Iterator[Server]:
         found = re.search(r"token: (\S+)\n.*serving on (\S+)", said, re.DOTALL)
         assert found is not None, said
         token, url = found.groups()
-        wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, "the model is loaded")
+        wait_until(lambda: _is_ready(url), "the model is loaded")
         yield Server(process, url, token)
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
+
+
+def _is_ready(url: str) -> bool:
+    # While it imports, on a busy machine, an answer may take longer than the client waits.
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz").status_code == 200
+    return False
 
 
 @pytest.fixture(scope="module")
