@@ -86,13 +86,12 @@ if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
 
-# Half of their time the tests wait: for Slurm, for ranks that start, for the end of a time limit. With two
-# files at once for a core, two cores are busy for 85 % of the time; with three on both, for 70 %. More files
-# would hold up each other's ranks where the machine does other work as well.
+# Two thirds of their time the tests wait: for Slurm, for ranks that start, for the end of a time limit. More
+# files than that at once would hold up each other's ranks where the machine does other work as well.
 count_processes() {
     local cores
     cores="$(nproc)"
-    echo $((cores < 2 ? 2 : 4))
+    echo $((cores < 4 ? cores + 1 : 4))
 }
 
 # Tests kill processes, nodes and clusters on a machine that may do other work as well. In CI alone, up to
