@@ -503,7 +503,7 @@ class Uneven(Predictor):
         return cls()
 
     def _predict_numpy(self, data):
-        time.sleep(0.04 + 0.04 * get_context().get_world_rank())
+        time.sleep(0.04 + 0.16 * get_context().get_world_rank())
         return {"sum": data["x"].sum(axis=1)}
 
 
