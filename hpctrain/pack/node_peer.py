@@ -285,7 +285,7 @@ class Peer:
             raise PeerError("a loopback address here")
         sock = socket.create_connection((found, int(port)), self._offer["connection_s"])
         try:
-            # In all: who sends a byte now and then keeps nobody from trying others.
+            # For the whole proof: a peer that sends a byte now and then must not hold up the rest.
             deadline = _Deadline(self._offer["proof_s"])
             nonce = os.urandom(_NONCE_BYTES)
             nonces = self._receive(sock, _NONCE_BYTES, deadline) + nonce

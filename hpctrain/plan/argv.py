@@ -38,8 +38,8 @@ STEP_VARIABLES = (
     "SLURM_NTASKS_PER_GPU",
 )
 """Options of the job that srun reads from the environment, and that contradict a step's ranks."""
-# Of one argument Linux takes 128 KiB (MAX_ARG_STRLEN in include/uapi/linux/binfmts.h). Short lists
-# are left as they are, for whoever reads the command.
+# Linux limits one argument to 128 KiB (MAX_ARG_STRLEN in include/uapi/linux/binfmts.h). Short lists
+# are not compressed, so that the command is easy to read.
 _MOST_NAMES = 2**16
 # Otherwise a step inside a step inherits the outer one's distribution and ranks are cyclic.
 _IN_BLOCKS = "--distribution=block"
