@@ -34,7 +34,7 @@ StartRun = Callable[..., Any]
 def test_an_agent_on_another_node_lets_the_run_go_on(
     make_cluster: MakeCluster, start_run: StartRun, workers: Any, slurm: Any, finder: str
 ):
-    cluster = make_cluster()
+    cluster = make_cluster(slurmd_timeout_s=5)
     run = start_run(cluster, workers, epochs=8, **slurm)
     run.wait_for_epoch(1)
     cluster.power_off("node1")
@@ -52,7 +52,7 @@ def test_an_agent_on_another_node_lets_the_run_go_on(
 def test_a_run_whose_executor_s_node_is_booted_again_at_once_goes_on(
     make_cluster: MakeCluster, start_run: StartRun
 ):
-    cluster = make_cluster()
+    cluster = make_cluster(slurmd_timeout_s=5)
     run = start_run(cluster, (2, 3), epochs=6, tasks_per_node=1)
     run.wait_for_epoch(1)
     cluster.power_off("node1")
@@ -69,7 +69,7 @@ def test_a_run_whose_executor_s_node_is_booted_again_at_once_goes_on(
 def test_slurm_itself_queues_a_run_of_fixed_size_again(
     make_cluster: MakeCluster, start_run: StartRun
 ):
-    cluster = make_cluster(num_nodes=3)
+    cluster = make_cluster(num_nodes=3, slurmd_timeout_s=5)
     run = start_run(cluster, 2, nodes=2)
     run.wait_for_epoch(1)
     cluster.power_off("node1")

@@ -199,9 +199,9 @@ def test_a_run_whose_job_slurm_has_queued_again_is_shown_as_submitted(
     run.wait("the job is queued again", lambda: view()["job_state"] == "PENDING")
     seen = view()
     assert (seen["state"], seen["live"], seen["phase"]) == ("submitted", True, "")
-    text = shown("status")
-    assert text.startswith("run: submitted\n")
-    assert "\n  queue       waits (" in text
+    assert shown("status").startswith("run: submitted\n")
+    # Slurm gives its reason when it has looked for nodes.
+    run.wait("Slurm says why", lambda: "\n  queue       waits (" in shown("status"))
     assert shown("top", "--once").startswith("run: submitted")
 
 

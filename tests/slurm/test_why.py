@@ -61,7 +61,9 @@ _LONG = "sleep 300"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[VirtualCluster]:
     """A cluster whose accounts and QOS have limits, in which a partition takes one node a job."""
-    spec = ClusterSpec(num_nodes=3, cpus_per_node=16, gpus_per_node=2, accounting=True)
+    spec = ClusterSpec(
+        num_nodes=3, cpus_per_node=16, gpus_per_node=2, accounting=True, slurmd_timeout_s=5
+    )
     with own_cluster(spec, *_LIMITS) as cluster:
         on_head(cluster, "scontrol", "update", "PartitionName=high", "MaxNodes=1")
         on_head(cluster, "scontrol", "update", "PartitionName=shared", "QoS=brief")

@@ -49,7 +49,7 @@ def short_state_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[VirtualCluster]:
-    require_namespaces(spec := ClusterSpec(private_tmp=True))
+    require_namespaces(spec := ClusterSpec(private_tmp=True, slurmd_timeout_s=5))
     path = Path(tempfile.mkdtemp(prefix="hc-", dir="/tmp"))
     with VirtualCluster.start(spec, state_dir=path) as cluster:
         yield cluster

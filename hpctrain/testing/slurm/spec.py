@@ -46,7 +46,7 @@ class ClusterSpec:
     """Refuse a job beyond its partition's limits at submission instead of leaving it pending."""
     memory_limits: bool = False
     """The kernel kills what uses more memory than its job asked for; needs cgroup v1."""
-    slurmd_timeout_s: int = 5
+    slurmd_timeout_s: int = 30
     """Seconds after which Slurm considers a silent node dead; 300 at most sites."""
     mpi_default: str = "none"
     """Default of ``srun --mpi``; Slurm's own is ``none``."""
