@@ -1,6 +1,7 @@
 """``goodput``: a rank is killed every minute; how much of the time are steps that count.
 
-Two ranks, 1 GiB of state, steps of 0.3 s, saved in the background every few steps. What
+Two ranks, 1 GiB of state, steps of 0.3 s, saved in the background every few steps. Kills come after
+each of these steps once, since how many are done twice depends on when the last save began. What
 counts is each step once, at the median length of a step; from the beginning of the first to the end
 of the last. What this run tells of saves and restarts also gives, by a model, the goodput with a
 failure every ten minutes.
@@ -29,7 +30,7 @@ STATE_MIB = 1024
 STEP_S = 0.3
 SAVE_EVERY = 5
 KILL_EVERY_S = 60.0
-KILLS = 3
+KILLS = SAVE_EVERY
 STEPS = int((KILLS + 0.9) * KILL_EVERY_S / STEP_S)
 TIMEOUT_S = 900.0
 MUST, AIM = 0.95, 0.97
@@ -93,6 +94,7 @@ def _run(folder: Path, arguments: Namespace) -> int:
                 if time.monotonic() >= deadline:
                     raise SystemExit(f"goodput: not done within {TIMEOUT_S:.0f} s")
                 if kills < KILLS:
+                    _await_step(folder, kills, until=deadline)
                     with suppress(ProcessLookupError):  # it is not up again
                         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
                         kills += 1
@@ -115,6 +117,21 @@ def _wait(process: subprocess.Popen[bytes], *, until: float, folder: Path) -> in
             if began:
                 break
     return None
+
+
+def _await_step(folder: Path, phase: int, *, until: float) -> None:
+    """Wait until half a step after the end of one that has this number among those of a save."""
+    path = folder / "steps-1.jsonl"
+    begin = path.stat().st_size
+    while time.monotonic() < until:
+        with path.open("rb") as lines:
+            lines.seek(begin)
+            done = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        last = done[-1].get("step") if done else None
+        if last is not None and last % SAVE_EVERY == phase:
+            time.sleep(STEP_S / 2)
+            return
+        time.sleep(STEP_S / 20)
 
 
 def _restart_s(events: list[dict[str, Any]], number: int) -> float:
