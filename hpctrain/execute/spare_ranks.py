@@ -21,6 +21,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.execute.process import StepProcess
 from hpctrain.log import log as print_note
 from hpctrain.own_time import ANY_GAP_S, Deadline
+from hpctrain.rundir.files import may_pass
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.worker.import_stamps import stamp
 
@@ -106,8 +107,10 @@ class SpareRanks:
         self._expected = Deadline(timeouts.SPARE_RANKS_S, longest_gap_s=ANY_GAP_S)
         try:
             self._step = start(self._name)
-        except (LaunchError, OSError) as error:
-            self.give_up(str(error))
+        except LaunchError as error:
+            self._note_failed_start(error, is_transient=error.transient)
+        except OSError as error:
+            self._note_failed_start(error, is_transient=may_pass(error))
 
     def take(
         self,
@@ -201,6 +204,17 @@ class SpareRanks:
             return
         self._num_unused += 1
         print_note(f"note: ranks start in a new step, not in the one that waited: {reason}")
+        self._give_up_at_last()
+
+    def _note_failed_start(self, error: Exception, *, is_transient: bool) -> None:
+        if not is_transient:
+            self.give_up(str(error))
+            return
+        self._num_unused += 1
+        print_note(f"note: no ranks wait for the next attempt: {error}")
+        self._give_up_at_last()
+
+    def _give_up_at_last(self) -> None:
         if self._num_unused >= _MOST_UNUSED:
             self.give_up(f"{self._num_unused} steps in a row could not be used")
 

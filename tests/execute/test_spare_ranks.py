@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -229,6 +230,39 @@ def test_a_step_that_cannot_be_started_is_not_tried_again(
     assert "cannot start srun: no such file" in capsys.readouterr().err
     spare.refusal = None
     assert spare.take() is None
+    spare.settle()
+    assert spare.steps == []
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        LaunchError("srun: error: Unable to confirm allocation", transient=True),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_a_step_that_cannot_be_started_for_the_moment_is_tried_again(
+    spare: Spare, refusal: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        spare.refusal = refusal
+        spare.settle()
+        assert str(refusal) in capsys.readouterr().err
+        assert spare.take() is None
+    spare.refusal = None
+    spare.settle()
+    assert len(spare.steps) == 1
+
+
+def test_steps_that_can_never_be_started_are_given_up(
+    spare: Spare, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spare.refusal = LaunchError("the controller does not answer", transient=True)
+    for _ in range(3):
+        spare.settle()
+        assert spare.take() is None
+    assert "3 steps in a row could not be used" in capsys.readouterr().err
+    spare.refusal = None
     spare.settle()
     assert spare.steps == []
 
