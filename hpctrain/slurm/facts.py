@@ -75,7 +75,13 @@ def query_facts(
         None if the request names none.
     """
     facts = query_limits(user=user, partition=partition, account=account, qos=qos)
-    sinfo = ["sinfo", "--noheader", f"--partition={partition}", "--format=%D|%T|%c|%m|%G|%f"]
+    sinfo = [
+        "sinfo",
+        "--local",
+        "--noheader",
+        f"--partition={partition}",
+        "--format=%D|%T|%c|%m|%G|%f",
+    ]
     record = None
     if reservation is not None:
         record = parse_record(_ask(["scontrol", "--oneliner", "show", "reservation", reservation]))

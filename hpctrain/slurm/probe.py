@@ -14,7 +14,11 @@ from hpctrain.plan.resources import NodeShape, Placement, node_range, place_work
 from hpctrain.plan.site import Site, known_shape
 from hpctrain.rundir.display import counted
 from hpctrain.slurm.client import Asked, run_slurm
-from hpctrain.slurm.cluster_output import Partition, parse_partitions
+from hpctrain.slurm.cluster_output import (
+    NoDefaultPartitionError,
+    Partition,
+    parse_partitions,
+)
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
 from hpctrain.slurm.output import read_allocation
@@ -58,15 +62,19 @@ def query_partition(
 
     Parameters
     ----------
+    name
+        Of the partition, or of several, with commas between them.
     meanwhile
         Called while it answers.
 
     Raises
     ------
+    NoDefaultPartitionError
+        If none is named, and the cluster has no default partition.
     ConfigError
         If there is no such partition.
     """
-    asked = Asked(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%c|%G"])
+    asked = Asked(["sinfo", "--local", "--noheader", "--format=%P|%a|%l|%D|%c|%G"])
     try:
         meanwhile()
     except BaseException:
@@ -135,17 +143,33 @@ def place_on_partition(
         placement = place_workers(scaling, known_shape(site, NodeShape()))
         log(f"warning: the limits of the partition are not checked: {error}")
         return placement, NodeShape()
+    except NoDefaultPartitionError as error:
+        # A plugin of the site may choose one when the job is submitted.
+        try:
+            placement = place_workers(scaling, known_shape(site, NodeShape()))
+        except ConfigError:
+            raise error from None
+        log(f"warning: the limits of the partition are not checked: {error}")
+        return placement, NodeShape()
     shape = known_shape(site, partition.node_shape)
     placement = place_workers(scaling, shape, num_nodes=partition.num_nodes)
-    check_partition(scaling, placement, partition)
+    qos = scaling.slurm.qos or site.directives.get("qos")
+    check_partition(scaling, placement, partition, qos=qos)
     return placement, partition.node_shape
 
 
-def check_partition(scaling: ScalingConfig, placement: Placement, partition: Partition) -> None:
+def check_partition(
+    scaling: ScalingConfig, placement: Placement, partition: Partition, *, qos: str | None = None
+) -> None:
     """Refuse what a partition never starts.
 
     Not collective. ``sbatch --test-only`` accepts a time limit above the partition's, and a
     partition that is down (measured with Slurm 22.05), so this is checked here.
+
+    Parameters
+    ----------
+    qos
+        The QOS of the job, which may lift the partition's time limit; None is the default one.
 
     Raises
     ------
@@ -155,7 +179,7 @@ def check_partition(scaling: ScalingConfig, placement: Placement, partition: Par
     if not partition.available:
         raise ConfigError(
             f"partition {partition.name} is down, so a job there would wait for ever. Others: "
-            f"{', '.join(n for n in partition.others if n != partition.name)}."
+            f"{', '.join(n for n in partition.others if n not in partition.name.split(','))}."
         )
     needed = node_range(scaling, placement).fewest
     if needed > partition.num_nodes:
@@ -168,7 +192,7 @@ def check_partition(scaling: ScalingConfig, placement: Placement, partition: Par
         )
     limit = None if partition.max_time == "infinite" else time_limit_minutes(_clock(partition))
     # A QOS may lift the limit of the partition (PartitionTimeLimit), which sbatch knows.
-    if scaling.slurm.time is not None and limit is not None and scaling.slurm.qos is None:
+    if scaling.slurm.time is not None and limit is not None and qos is None:
         asked = time_limit_minutes(scaling.slurm.time)
         if asked > limit:
             raise ConfigError(

@@ -166,7 +166,7 @@ def _details(job: Job) -> list[str]:
 
 
 def _place_in_queue(job: Job) -> list[str]:
-    argv = ["squeue", "--noheader", "--states=PENDING", f"--partition={job.partition}"]
+    argv = ["squeue", "--local", "--noheader", "--states=PENDING", f"--partition={job.partition}"]
     try:
         waiting = parse_waiting(ask_slurm([*argv, "--format=%A|%Q"]))
     except LaunchError:
@@ -189,6 +189,7 @@ def _place_in_queue(job: Job) -> list[str]:
 def _say_why_down(nodes: str) -> list[str]:
     argv = [
         "sinfo",
+        "--local",
         "--noheader",
         "--list-reasons",
         "--format=%n|%T|%E",

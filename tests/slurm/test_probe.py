@@ -12,6 +12,7 @@ from hpctrain.config import ScalingConfig, SlurmConfig
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement
+from hpctrain.plan.site import Site
 from hpctrain.slurm import probe
 from hpctrain.slurm.client import run_slurm
 from hpctrain.slurm.cluster_output import Partition, parse_partitions
@@ -22,6 +23,7 @@ from hpctrain.slurm.probe import (
     check_partition,
     default_partition,
     explain_refusal,
+    place_on_partition,
     query_partition,
 )
 
@@ -65,25 +67,47 @@ def test_a_cluster_without_a_default_partition_asks_for_one():
         parse_partitions(SINFO.replace("*", ""), None)
 
 
+def test_several_partitions_count_as_one_that_takes_what_any_of_them_takes():
+    assert parse_partitions(SINFO, "gpu,batch,old") == Partition(
+        name="gpu,batch,old",
+        others=("batch", "gpu", "mixed", "old"),
+        available=True,
+        max_time="1-00:00:00",
+        num_nodes=14,
+        node_shape=NodeShape(cpus=32, gpus=0),
+    )
+    assert parse_partitions(SINFO, "batch,mixed").max_time == "infinite"
+    message = r"'gpu,cpu'\): this cluster has batch, gpu, mixed, old, and no cpu\. Use one of these"
+    with pytest.raises(ConfigError, match=message):
+        parse_partitions(SINFO, "gpu,cpu")
+
+
 def test_what_is_not_a_row_is_overlooked():
     assert parse_partitions("slurm_load: a warning\n" + SINFO, "gpu").num_nodes == 5
 
 
-def test_a_process_that_knows_the_default_partition_does_not_ask_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, sinfo = tmp_path / "calls", tmp_path / "sinfo"
-    sinfo.write_text(f"#!/bin/sh\necho asked >> {calls}\ncat {tmp_path}/answer\n")
-    sinfo.chmod(0o755)
-    (tmp_path / "answer").write_text(SINFO)
+@pytest.fixture
+def sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The answer of a command in place of sinfo, which counts its calls in ``calls``."""
+    command, answer = tmp_path / "sinfo", tmp_path / "answer"
+    command.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls\ncat {answer}\n")
+    command.chmod(0o755)
+    answer.write_text(SINFO)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return answer
+
+
+def test_a_process_that_knows_the_default_partition_does_not_ask_again(
+    sinfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = tmp_path / "calls"
     monkeypatch.setattr(probe, "_default_names", [])
     # Which one is the default is not known from that.
     assert query_partition("gpu").name == "gpu"
     assert [default_partition(), default_partition()] == ["batch", "batch"]
     assert calls.read_text().count("asked") == 2
     # The newest answer counts.
-    (tmp_path / "answer").write_text(SINFO.replace("*", "").replace("mixed|", "mixed*|"))
+    sinfo.write_text(SINFO.replace("*", "").replace("mixed|", "mixed*|"))
     query_partition(None)
     assert default_partition() == "mixed"
     assert calls.read_text().count("asked") == 3
@@ -118,6 +142,36 @@ def test_more_nodes_than_a_partition_has_are_refused():
     message = r"num_workers=24 needs 6 nodes with at most 4 workers each, but partition gpu has 5\."
     with pytest.raises(ConfigError, match=message):
         check_partition(timed(None), placement(6), parse_partitions(SINFO, "gpu"))
+
+
+def test_what_one_of_several_partitions_can_start_passes():
+    check_partition(timed("1-00:00:00"), placement(14), parse_partitions(SINFO, "gpu,batch"))
+    with pytest.raises(ConfigError, match=r"partition gpu,batch ends jobs after 1440"):
+        check_partition(timed("2-00:00:00"), placement(), parse_partitions(SINFO, "gpu,batch"))
+
+
+@pytest.mark.parametrize(("of_request", "of_site"), [("long", None), (None, "long")])
+def test_a_qos_may_lift_the_time_limit_of_a_partition_whoever_names_it(
+    sinfo: Path, of_request: str | None, of_site: str | None
+) -> None:
+    scaling = ScalingConfig(slurm=SlurmConfig(partition="gpu", time="2-00", qos=of_request))
+    site = Site(directives={} if of_site is None else {"qos": of_site})
+    assert place_on_partition(scaling, site, needs_answer=True)[1] == NodeShape(cpus=48, gpus=4)
+    with pytest.raises(ConfigError, match=r"partition gpu ends jobs after 720"):
+        place_on_partition(timed("2-00"), Site(directives={"partition": "gpu"}), needs_answer=True)
+
+
+def test_a_plugin_of_the_site_may_choose_the_partition(
+    sinfo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sinfo.write_text(SINFO.replace("*", ""))
+    site = Site(cpus_per_node=4)
+    placed, _ = place_on_partition(ScalingConfig(num_workers=6), site, needs_answer=True)
+    assert placed.tasks_per_node == (3, 3)
+    assert "warning: the limits of the partition are not checked" in capsys.readouterr().err
+    # Nothing says how many workers a node holds.
+    with pytest.raises(ConfigError, match=r"no default partition\. Give SlurmConfig"):
+        place_on_partition(ScalingConfig(num_workers=6), Site(), needs_answer=True)
 
 
 def test_more_time_than_a_partition_gives_is_refused():
