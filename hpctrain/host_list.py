@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.ASCII | re.DOTALL)
 
@@ -32,6 +33,27 @@ def compress_hosts(hosts: Iterable[str]) -> str:
         prefix if width is None else _join(prefix, width, sorted(numbers))
         for (prefix, width), numbers in groups.items()
     )
+
+
+def list_in_order(hosts: Iterable[str]) -> str:
+    """Return names of hosts in Slurm's short form, in their order and as often as they are given.
+
+    Not collective. Only the common beginning of neighbours is left out.
+
+    Examples
+    --------
+    >>> list_in_order(["gpu010", "gpu010", "gpu007", "login", "login"])
+    'gpu[010,010,007],login,login'
+    """
+    parts: list[str] = []
+    split = map(_split, hosts)
+    for (prefix, is_numbered), group in groupby(split, key=lambda host: (host[0], host[1] != "")):
+        numbers = [digits for _, digits in group]
+        if is_numbered and len(numbers) > 1:
+            parts.append(f"{prefix}[{','.join(numbers)}]")
+        else:
+            parts += [f"{prefix}{number}" for number in numbers]
+    return ",".join(parts)
 
 
 def _split(host: str) -> tuple[str, str]:

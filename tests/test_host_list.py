@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.host_list import compress_hosts
+from hpctrain.host_list import compress_hosts, list_in_order
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_nothing_is_lost_or_added(each_example: Callable[[Callable[[Any], None]]
         hosts += ["login"] * int(rng.integers(2))
         expanded = expand(compress_hosts(hosts))
         assert sorted(expanded) == sorted(set(hosts))
+        assert expand(list_in_order(hosts)) == hosts
 
     each_example(check)
 
@@ -57,3 +58,6 @@ def test_slurm_expands_them_as_they_were(virtual_slurm: Any):
     hosts = [*(f"n{n}" for n in range(8, 13)), *(f"g{n:03}" for n in (7, 8, 9, 10, 99, 100)), "x"]
     said = virtual_slurm.run_on("head", ["scontrol", "show", "hostnames", compress_hosts(hosts)])
     assert said.stdout.split() == hosts
+    tasks = ["g010", "g010", "g007", "x", "x", "n9", "n10", "n9"]
+    argv = ["scontrol", "show", "hostnames", list_in_order(tasks)]
+    assert virtual_slurm.run_on("head", argv).stdout.split() == tasks

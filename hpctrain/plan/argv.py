@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.host_list import compress_hosts
+from hpctrain.host_list import compress_hosts, list_in_order
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.plan.resources import Placement
 
@@ -376,6 +376,9 @@ def _worker_step_shape(placement: Placement) -> list[str]:
         for name, count in zip(placement.nodes, placement.tasks_per_node, strict=True)
         for _ in range(count)
     ]
-    named = [f"--nodelist={','.join(names)}"]
+    listed = ",".join(names)
+    if len(listed) > _MOST_NAMES:
+        listed = list_in_order(names)
+    named = [f"--nodelist={listed}"]
     # Slurm 24.11: "--nodes is incompatible with --distribution=arbitrary".
     return [*named, tasks, "--distribution=arbitrary"]

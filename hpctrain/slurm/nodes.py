@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
+from hpctrain.host_list import compress_hosts
 from hpctrain.plan.argv import node_test_argv
 from hpctrain.slurm.client import ask_slurm, retry
 from hpctrain.slurm.cluster_output import parse_cpus_per_core, parse_node_states
@@ -62,7 +63,7 @@ class SlurmNodes:
         LaunchError
             If Slurm does not answer.
         """
-        return parse_cpus_per_core(_ask("show", "node", ",".join(allocated_hosts())))
+        return parse_cpus_per_core(_ask("show", "node", compress_hosts(allocated_hosts())))
 
     def starts_a_process(self, node: str) -> bool:
         """Return whether a process starts on a node of the job. Not collective."""

@@ -183,6 +183,16 @@ def test_srun_is_given_numbers_that_it_would_not_find(counts, nodelist: str, dis
     ]
 
 
+def test_the_names_of_ten_thousand_ranks_fit_one_argument() -> None:
+    nodes = tuple(f"frontier{number:05d}" for number in range(1300))
+    counts = tuple(7 + number % 2 for number in range(1300))
+    large = replace(PLACEMENT, nodes=nodes, tasks_per_node=counts, srun_shares_out=False)
+    argv = worker_step_argv(LAUNCHERS["srun"], large, ["rank"], local=False)
+    (names,) = (word for word in argv if word.startswith("--nodelist="))
+    assert names.startswith(f"--nodelist=frontier[{'00000,' * 7}{'00001,' * 8}00002")
+    assert len(names) < 2**17
+
+
 @pytest.mark.parametrize("kind", ["hydra", "openmpi"])
 def test_agents_and_ranks_on_the_hosts_of_a_hostfile(golden, kind: str):
     command = agent_argv(
