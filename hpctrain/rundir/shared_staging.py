@@ -155,7 +155,8 @@ class SharedStaging:
 def _link(source: Path, target: Path) -> None:
     if not clone(source, target):
         try:
-            os.link(source, target)
+            # Linux would link the link.
+            os.link(os.path.realpath(source) if source.is_symlink() else source, target)
         except FileExistsError:
             raise
         except OSError as error:

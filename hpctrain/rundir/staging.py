@@ -12,14 +12,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from hpctrain.checkpoint_files import OF_THE_RUN
 from hpctrain.errors import CheckpointError
-from hpctrain.own_files import DIRECTORY_MODE
+from hpctrain.own_files import DIRECTORY_MODE, write_own
 from hpctrain.rundir.files import fsync_file, make_directory
 from hpctrain.version import __version__
 
@@ -34,6 +35,8 @@ REPLACED = ".replaced"
 """Ends the name of a checkpoint while another takes its place."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 _NUMBER = re.compile(r"\d{6,}")
+# An NFS client keeps a file that is deleted while it is open under such a name, until it is closed.
+_NFS_DELETED = re.compile(r"\.nfs[0-9a-f]{24}")
 
 
 @dataclass(frozen=True)
@@ -183,38 +186,78 @@ def versions() -> dict[str, str]:
 def seal(directory: Path, bulk: Bulk | None = None) -> list[StagedFile]:
     """Make the files of a rank's own directory durable, and return them. Not collective.
 
-    Their names become durable with the commit.
+    Their names become durable with the commit. A link to a file becomes a copy of that file: the
+    checkpoint would end with what the link leads to, and an absolute one leads into `directory`
+    under a name that the commit changes. What belongs to the run of a copied checkpoint is deleted.
 
     Parameters
     ----------
     bulk
-        How files are read: of a state's file the header, of all others every byte.
+        How files are read, and copied: of a state's file the header is read, of all others every
+        byte.
 
     Raises
     ------
     CheckpointError
-        If it has a link to a directory.
+        If it has a link to a directory, or to nothing.
     OSError
         If it cannot be read or written.
     """
-    staged = []
-    for folder, folders, names in os.walk(directory, onerror=_raise):
-        for name in folders:
-            if (path := Path(folder, name)).is_symlink():
-                raise CheckpointError(
-                    f"{path} is a link to a directory, whose files would not be in the checkpoint. "
-                    f"Copy them, or save into the checkpoint directory."
-                )
-        for name in names:
-            path = Path(folder, name)
-            relative = str(path.relative_to(directory))
-            staged.append(digest_staged(path, relative, bulk))
+    # Executors import this module before their ranks join, and copy no file of a checkpoint.
+    from hpctrain.writers import COPIED_CONTENT, COPIED_NAME
+
+    paths, is_foreign = [], False
+    for entry in _files(directory):
+        path = Path(entry)
+        if entry.name in OF_THE_RUN:
+            path.unlink()
+            continue
+        if entry.is_symlink():
+            is_foreign = _copy_linked(path, bulk) or is_foreign
+        if not _NFS_DELETED.fullmatch(entry.name):
+            paths.append(path)
+    mark = directory / COPIED_NAME
+    if is_foreign and mark not in paths:
+        # The copies belong to this user, whichever user has written the files.
+        write_own(mark, COPIED_CONTENT)
+        paths.append(mark)
+    staged = [digest_staged(path, str(path.relative_to(directory)), bulk) for path in paths]
     return sorted(staged, key=lambda file: file.path)
 
 
-def _raise(error: OSError) -> None:
-    # What cannot be listed would be left out of the checkpoint.
-    raise error
+def _files(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a directory and those below it, except these."""
+    # What cannot be listed would be left out of the checkpoint: it raises.
+    with os.scandir(directory) as scanned:
+        entries = list(scanned)
+    for entry in entries:
+        if not entry.is_dir():
+            yield entry
+        elif entry.is_symlink():
+            raise CheckpointError(
+                f"{entry.path} is a link to a directory, whose files would not be in the "
+                f"checkpoint. Copy them, or save into the checkpoint directory."
+            )
+        else:
+            yield from _files(Path(entry))
+
+
+def _copy_linked(path: Path, bulk: Bulk | None) -> bool:
+    """Replace a link to a file by a copy; return whether another user can have written the file."""
+    from hpctrain.rundir.bulk import BULK
+    from hpctrain.writers import open_judged
+
+    try:
+        file, foreign = open_judged(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} is a link to {os.readlink(path)}, which cannot be read: {error.strerror}."
+        ) from error
+    with file:
+        path.unlink()
+        # By its descriptor: the copied file is the judged one.
+        (BULK if bulk is None else bulk).copy(Path(f"/proc/self/fd/{file.fileno()}"), path)
+    return foreign is not None
 
 
 def digest_staged(path: Path, relative: str, bulk: Bulk | None = None) -> StagedFile:

@@ -294,8 +294,9 @@ def get_preemption_info() -> PreemptionInfo | None:
 def checkpoint_dir() -> Iterator[str]:
     """Give an empty directory of this rank that lies inside the next report's commit.
 
-    Not collective. Save into it, then pass it to `report` in a Checkpoint: nothing is copied. With
-    ``SyncConfig(scratch_dir=...)`` it lies on the node's own disk, and is copied, once. It is
+    Not collective. Save into it, then pass it to `report` in a Checkpoint: nothing is copied but
+    the files that links in it lead to. With ``SyncConfig(scratch_dir=...)`` it lies on the node's
+    own disk, and is copied, once. It is
     deleted if an exception leaves the block before a report.
 
     Examples

@@ -176,3 +176,19 @@ def test_what_all_ranks_have_is_written_once(checkpoints: Path, tmp_path: Path):
         staging.offer("preprocessor.json", b"{}")
         staged.append([file.path for file in staging.seal(written=written)])
     assert staged == [["preprocessor.json", "rank-0"], ["rank-1"], ["rank-2"]]
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_what_a_link_leads_to_is_linked_and_not_the_link(
+    checkpoints: Path, tmp_path: Path, is_relative: bool
+):
+    """As the cache of Hugging Face is laid out."""
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "blob").write_bytes(b"weights")
+    target = "../blob" if is_relative else tmp_path / "blob"
+    (tmp_path / "snapshot/model.bin").symlink_to(target)
+    part = stage_links(checkpoints, tmp_path / "snapshot", 0)
+    staged = places(checkpoints, 0)[0] / "model.bin"
+    assert [file.path for file in part.files] == ["model.bin"]
+    assert not staged.is_symlink()
+    assert staged.read_bytes() == b"weights"

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpctrain.checkpoint_files import MANIFEST_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME, OF_THE_RUN
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import BULK
 from hpctrain.rundir.shared_staging import SharedStaging
-from hpctrain.rundir.staging import seal, staging_directory
+from hpctrain.rundir.staging import StagedPart, seal, staging_directory
+from hpctrain.rundir.store import CheckpointStore
+from hpctrain.writers import COPIED_NAME
 
 
 def test_the_part_of_a_rank_lies_beside_the_target_and_names_attempt_report_and_rank():
@@ -80,3 +83,83 @@ def test_a_link_to_a_directory_is_refused_and_not_left_out(tmp_path: Path):
     (part / "model").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match=f"{part / 'model'} is a link to a directory"):
         seal(part)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.prepare()
+    return store
+
+
+def own_directory(tmp_path: Path, report: int) -> Path:
+    own = staging_directory(tmp_path / "checkpoints", attempt=1, report=report, rank=0)
+    own.mkdir(parents=True)
+    return own
+
+
+def commit(store: CheckpointStore, own: Path, report: int) -> Path:
+    part = StagedPart(files=tuple(seal(own)))
+    made, _ = store.commit(attempt=1, report=report, world_size=1, metrics={}, parts={0: part})
+    return made.path
+
+
+def test_a_checkpoint_that_carries_on_the_last_one_leaves_out_what_belongs_to_the_run(
+    tmp_path: Path, store: CheckpointStore
+):
+    for report in (1, 2):
+        own = own_directory(tmp_path, report)
+        if report == 2:
+            shutil.copytree(store.open(store.manifests()[0]).path, own, dirs_exist_ok=True)
+            (own / OF_THE_RUN[1]).write_text("what its validation found")
+        (own / "model.bin").write_text(str(report))
+        made = commit(store, own, report)
+    assert [file.path for file in store.manifests()[-1].files] == ["model.bin"]
+    assert sorted(os.listdir(made)) == [MANIFEST_NAME, "model.bin"]
+    assert store.newest_good() == (store.manifests()[-1], [])
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_a_link_to_a_file_becomes_a_copy(tmp_path: Path, store: CheckpointStore, is_relative: bool):
+    own = own_directory(tmp_path, 1)
+    (own / "step-5").write_bytes(b"weights")
+    (own / "latest").symlink_to("step-5" if is_relative else own / "step-5")
+    (own / "best").symlink_to("latest")
+    outside = tmp_path / "tokenizer.json"
+    outside.write_bytes(b"{}")
+    (own / ("n" * 255)).symlink_to(outside)
+    made = commit(store, own, 1)
+    outside.write_bytes(b"another")
+    assert not any(path.is_symlink() for path in made.iterdir())
+    assert (made / "best").read_bytes() == (made / "latest").read_bytes() == b"weights"
+    assert (made / ("n" * 255)).read_bytes() == b"{}"
+    assert outside.read_bytes() == b"another"
+    assert store.newest_good() == (store.manifests()[0], [])
+    assert not (made / COPIED_NAME).exists()
+
+
+def test_a_copy_of_a_linked_file_that_others_can_write_is_marked(
+    tmp_path: Path, store: CheckpointStore
+):
+    own = own_directory(tmp_path, 1)
+    (own / "sub").mkdir()
+    outside = tmp_path / "outside.pkl"
+    outside.write_bytes(b"a pickle")
+    outside.chmod(0o666)
+    (own / "sub/linked.pkl").symlink_to(outside)
+    made = commit(store, own, 1)
+    assert (made / COPIED_NAME).is_file()
+    assert [f.path for f in store.manifests()[0].files] == [COPIED_NAME, "sub/linked.pkl"]
+
+
+def test_a_link_to_nothing_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "latest").symlink_to("step-5")
+    message = f"{tmp_path / 'latest'} is a link to step-5, which cannot be read: No such file"
+    with pytest.raises(CheckpointError, match=message):
+        seal(tmp_path)
+
+
+def test_what_an_nfs_client_keeps_of_a_deleted_open_file_is_in_no_checkpoint(tmp_path: Path):
+    (tmp_path / f".nfs{17:024x}").write_text("deleted, but open")
+    (tmp_path / ".nfs-notes").write_text("a file of the user")
+    assert [file.path for file in seal(tmp_path)] == [".nfs-notes"]
