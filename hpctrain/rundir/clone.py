@@ -40,7 +40,7 @@ def clone_checkpoint(source: Path, checkpoints: Path, *, report: int, attempt: i
     Raises
     ------
     CheckpointError
-        If there is no complete checkpoint at `source`.
+        If there is no complete checkpoint at `source`: each file of its manifest is needed.
     OSError
         If it cannot be read, or the clone not be written.
     """
@@ -53,6 +53,10 @@ def clone_checkpoint(source: Path, checkpoints: Path, *, report: int, attempt: i
         store.prepare()
         replaced = [known.name for known in store.manifests() if known.report == report]
         staging = _stage(source, checkpoints, report=report, attempt=attempt)
+        lost = sorted({file.path for file in manifest.files} - staging.paths.keys())
+        if lost:
+            store.abandon(attempt=attempt, report=report)
+            raise CheckpointError(f"checkpoint {source.name} has lost {source / lost[0]}.")
         for path in staging.paths.values():
             # One that shares its blocks is a file of its own, whose content is not on disk yet.
             fsync_file(path)

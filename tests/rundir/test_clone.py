@@ -222,3 +222,14 @@ def test_what_is_no_checkpoint_is_refused_and_nothing_is_lost(
     with pytest.raises(CheckpointError, match=str(source)):
         clone_checkpoint(source, checkpoints, report=3, attempt=1)
     assert (checkpoints / "000003/model.bin").read_bytes() == b"worse"
+
+
+def test_what_has_lost_a_file_is_refused_and_its_clone_is_not_taken_for_whole(
+    source: Path, checkpoints: Path
+) -> None:
+    (source / "deep/er/state.bin").unlink()
+    message = f"checkpoint 000007 has lost {source}/deep/er/state.bin"
+    with pytest.raises(CheckpointError, match=message):
+        clone_checkpoint(source, checkpoints, report=3, attempt=1)
+    assert names(checkpoints) == ["000002", "000003"]
+    assert (checkpoints / "000003/model.bin").read_bytes() == b"worse"
