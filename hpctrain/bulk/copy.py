@@ -19,6 +19,7 @@ from hpctrain.bulk.ring import Ring, make_ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, StateFile, file_digest, whole_pages
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import create_file
+from hpctrain.regular_file import open_regular
 
 # One is read and digested while another is written; the third keeps either from waiting.
 _BLOCKS = 3
@@ -75,7 +76,8 @@ class Copier:
         return Copied(size=size, digest=digest.result(), kind=digest.kind)
 
     def _copy_small(self, source: Path, target: Path, digest: _Digest) -> int:
-        content = source.read_bytes()
+        with open_regular(source, follow_links=True) as file:
+            content = file.readall()
         size = 0
         for start, size in digest.extents(len(content)):
             digest.update(start, memoryview(content)[start:size])

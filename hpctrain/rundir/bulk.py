@@ -10,6 +10,7 @@ from hpctrain.bulk.copy import Copied, Copier
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.pace import Pace
 from hpctrain.own_files import create_file
+from hpctrain.regular_file import open_regular
 
 # linux/fs.h: _IOW(0x94, 9, int)
 _FICLONE = 0x40049409
@@ -77,7 +78,10 @@ def clone(source: Path, target: Path) -> bool:
     """
     if os.stat(source).st_dev != os.stat(target.parent).st_dev:
         return False
-    with open(source, "rb") as reader, open(create_file(target), "wb") as writer:
+    with (
+        open_regular(source, follow_links=True) as reader,
+        open(create_file(target), "wb") as writer,
+    ):
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:

@@ -18,6 +18,7 @@ from hpctrain.rundir.staging import (
     digest_staged,
     make_below,
     make_present,
+    refuse_special,
 )
 from hpctrain.writers import COPIED_CONTENT, COPIED_NAME, hold_tree
 
@@ -142,14 +143,16 @@ class SharedStaging:
 
     def _walk(self, source: Path, inside: str, add: Callable[[str, Path], object]) -> None:
         # shutil.copytree would go on after an error, such as a full disk.
-        entries = sorted(source.iterdir())
+        with os.scandir(source) as scanned:
+            entries = sorted(scanned, key=lambda entry: entry.name)
         if inside and not entries:
             make_below(self._shared / inside, make_present, staging=self._shared)
         for entry in entries:
             if entry.is_dir():
-                self._walk(entry, f"{inside}{entry.name}/", add)
+                self._walk(Path(entry), f"{inside}{entry.name}/", add)
             elif entry.name not in OF_THE_RUN:
-                add(f"{inside}{entry.name}", entry)
+                refuse_special(entry)
+                add(f"{inside}{entry.name}", Path(entry))
 
 
 def _link(source: Path, target: Path) -> None:

@@ -199,7 +199,7 @@ def seal(directory: Path, bulk: Bulk | None = None) -> list[StagedFile]:
     Raises
     ------
     CheckpointError
-        If it has a link to a directory, or to nothing.
+        If it has a link to a directory, or what is no file.
     OSError
         If it cannot be read or written.
     """
@@ -214,6 +214,8 @@ def seal(directory: Path, bulk: Bulk | None = None) -> list[StagedFile]:
             continue
         if entry.is_symlink():
             is_foreign = _copy_linked(path, bulk) or is_foreign
+        else:
+            refuse_special(entry)
         if not _NFS_DELETED.fullmatch(entry.name):
             paths.append(path)
     mark = directory / COPIED_NAME
@@ -223,6 +225,21 @@ def seal(directory: Path, bulk: Bulk | None = None) -> list[StagedFile]:
         paths.append(mark)
     staged = [digest_staged(path, str(path.relative_to(directory)), bulk) for path in paths]
     return sorted(staged, key=lambda file: file.path)
+
+
+def refuse_special(entry: os.DirEntry[str]) -> None:
+    """Refuse what is no file in a checkpoint. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If it is a FIFO, a socket, or a link to nothing.
+    """
+    if not entry.is_file():
+        raise CheckpointError(
+            f"{entry.path} is not a file, and a checkpoint has no FIFO, socket or link to nothing. "
+            f"Delete it, or report a directory without it."
+        )
 
 
 def _files(directory: Path) -> Iterator[os.DirEntry[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from errno import ENOENT
 from pathlib import Path
 
@@ -68,7 +69,10 @@ class Scratch:
         return self.path in path.parents
 
     def copy_artifacts(self, target: Path, bulk: Bulk) -> None:
-        """Copy the artifacts that are new or have changed. Not collective."""
+        """Copy the artifacts that are new or have changed. Not collective.
+
+        What is no file, such as a socket, is left out.
+        """
 
         def fail(error: OSError) -> None:
             # Raise if a folder cannot be listed; ignore one that was deleted meanwhile.
@@ -79,15 +83,16 @@ class Scratch:
             for name in names:
                 source = Path(folder, name)
                 try:
-                    stat = source.stat()
+                    found = source.stat()
                 except FileNotFoundError:
                     continue
-                mark = (stat.st_size, stat.st_mtime_ns)
-                if self._copied.get(source) == mark:
+                mark = (found.st_size, found.st_mtime_ns)
+                if not stat.S_ISREG(found.st_mode) or self._copied.get(source) == mark:
                     continue
                 copy = target / source.relative_to(self.artifacts)
                 make_directory(copy.parent, below=target.parent)
-                beside = copy.with_name(f".{copy.name}.{self.path.name}")
+                # A name of its own length: that of the artifact may be as long as names can be.
+                beside = copy.with_name(f".hpctrain-{self.path.name}")
                 # What a kill left.
                 beside.unlink(missing_ok=True)
                 bulk.copy(source, beside)

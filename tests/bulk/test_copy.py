@@ -22,6 +22,7 @@ from hpctrain.bulk.ring import Ring
 from hpctrain.bulk.state_file import BLOCK_BYTES, PAGE_BYTES, Chunk, StateFile, file_digest
 from hpctrain.bulk.state_file_writer import write_state_file
 from hpctrain.errors import CheckpointError
+from hpctrain.rundir.bulk import Bulk
 from tests.processes import run_python
 
 SIZES = (
@@ -316,3 +317,11 @@ def test_memory_is_bounded_and_little_of_it_will_do(tmp_path: Path, room_mib: in
     assert int(size) == len(content)
     assert float(grown_mib) < 40
     assert digest_file(tmp_path / "target")[1] == xxhash.xxh3_128_hexdigest(content)
+
+
+def test_a_fifo_is_refused_and_keeps_no_copy_waiting(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    for copy_file in (Bulk().copy, Copier().copy):
+        with pytest.raises(OSError, match="it is a FIFO, not a file"):
+            copy_file(tmp_path / "pipe", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()

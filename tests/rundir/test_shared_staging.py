@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ import pytest
 from hpctrain.bulk.digest import digest_file
 from hpctrain.bulk.direct import LARGE_BYTES
 from hpctrain.checkpoint_files import MANIFEST_NAME
+from hpctrain.errors import CheckpointError
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.shared_staging import SharedStaging
 from hpctrain.rundir.staging import (
@@ -75,6 +77,10 @@ def stage_own(checkpoints: Path, source: Path, rank: int) -> StagedPart:
     make_empty(own)
     write(own, read(source))
     return StagedPart(files=tuple(seal(own)))
+
+
+def seal_in_place(_: Path, source: Path, rank: int) -> StagedPart:
+    return StagedPart(files=tuple(seal(source)))
 
 
 WAYS = (stage_copies, stage_copies, stage_links, stage_own)
@@ -192,3 +198,19 @@ def test_what_a_link_leads_to_is_linked_and_not_the_link(
     assert [file.path for file in part.files] == ["model.bin"]
     assert not staged.is_symlink()
     assert staged.read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("stage", [stage_copies, stage_links, seal_in_place])
+@pytest.mark.parametrize("what", ["a FIFO", "a link to nothing"])
+def test_what_is_no_file_is_refused_by_name(
+    checkpoints: Path, tmp_path: Path, stage: Callable[..., StagedPart], what: str
+):
+    source = write(tmp_path / "source", {"model.bin": b"m", "sub/more": b"x"})
+    if what == "a FIFO":
+        os.mkfifo(source / "sub/odd")
+    else:
+        (source / "sub/odd").symlink_to("nothing")
+    with pytest.raises(
+        CheckpointError, match=f"{source}/sub/odd is (not a file|a link to nothing)"
+    ):
+        stage(checkpoints, source, 0)

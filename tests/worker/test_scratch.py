@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,25 @@ def test_only_artifacts_that_are_new_or_changed_are_copied(tmp_path: Path):
     scratch.copy_artifacts(tmp_path / "artifacts", bulk)
     assert copied == ["a", "b", "a"]
     assert sorted(p.name for p in (tmp_path / "artifacts").iterdir()) == ["a", "b"]
+
+
+def test_artifacts_with_the_longest_names_are_copied_and_what_is_no_file_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    scratch = Scratch(tmp_path, run=tmp_path / "run", rank=0)
+    longest = "n" * os.pathconf(tmp_path, "PC_NAME_MAX")
+    (scratch.artifacts / longest).write_text("a")
+    (scratch.artifacts / "sub").mkdir()
+    (scratch.artifacts / "sub/b").write_text("b")
+    (scratch.artifacts / "nothing").symlink_to("gone")
+    os.mkfifo(scratch.artifacts / "pipe")
+    # The path of a socket may be no longer than 107 bytes.
+    monkeypatch.chdir(scratch.artifacts)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        scratch.copy_artifacts(tmp_path / "artifacts", Bulk())
+    assert sorted(os.listdir(tmp_path / "artifacts")) == [longest, "sub"]
+    assert os.listdir(tmp_path / "artifacts/sub") == ["b"]
 
 
 def test_what_is_deleted_while_artifacts_are_copied_is_none_of_them(tmp_path: Path):
