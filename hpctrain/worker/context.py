@@ -296,8 +296,8 @@ def checkpoint_dir() -> Iterator[str]:
 
     Not collective. Save into it, then pass it to `report` in a Checkpoint: nothing is copied but
     the files that links in it lead to. With ``SyncConfig(scratch_dir=...)`` it lies on the node's
-    own disk, and is copied, once. It is
-    deleted if an exception leaves the block before a report.
+    own disk, and is copied, once. It is deleted if an exception leaves the block before a report,
+    and by the next `checkpoint_dir` if no report has taken it.
 
     Examples
     --------

@@ -62,6 +62,7 @@ class PartWriter:
         self._background: Background | None = None
         self._scratch: Scratch | None = None
         self._scratch_has_artifacts = False
+        self._given: list[Path] = []
 
     def use_scratch(self, root: Path, *, artifacts: bool) -> None:
         """Let checkpoints, and artifacts or not, be written to the node's own disk first."""
@@ -82,12 +83,31 @@ class PartWriter:
         return self._scratch is not None and self._scratch.holds(upload.source)
 
     def staging(self, report: int) -> Path:
-        """Return an empty directory of this rank for the checkpoint of a report."""
+        """Return an empty directory of this rank for the checkpoint of a report.
+
+        What it returned before is deleted, unless an upload has taken it.
+        """
+        import shutil
+
         from hpctrain.rundir.staging import make_empty
 
         directory = self._scratch_directory(report) or self._staging_directory(report)
+        while self._given:
+            # The new checkpoint needs the room. Other ranks may be in the directory above.
+            shutil.rmtree(self._given.pop(), ignore_errors=True)
         make_empty(directory)
+        self._given.append(directory)
         return directory
+
+    def take(self, upload: Upload) -> Upload:
+        """Return an upload as it is done, which has what `staging` returned for itself now."""
+        source = upload.source.resolve()
+
+        def holds_or_is_in(directory: Path) -> bool:
+            return directory in (source, *source.parents) or source in directory.parents
+
+        self._given = [one for one in self._given if not holds_or_is_in(one.resolve())]
+        return upload.from_scratch() if self.holds_in_scratch(upload) else upload
 
     @contextmanager
     def shared_staging(self, report: int, *, is_made: Callable[[], bool]) -> Iterator[Path]:

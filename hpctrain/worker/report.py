@@ -162,8 +162,7 @@ class Session:
             lacks = metrics.lacks if isinstance(metrics, PartialMetrics) else None
             if upload is not None:
                 upload.check(report=begun + 1, paths=self._paths)
-                if self.parts.holds_in_scratch(upload):
-                    upload = upload.from_scratch()
+                upload = self.parts.take(upload)
                 if upload.is_async:
                     self._commits.wait_for_room()
             number = count.begin()

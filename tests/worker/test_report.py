@@ -292,6 +292,39 @@ def test_what_was_saved_for_a_report_that_was_never_made_is_in_no_checkpoint(
     assert [file.path for file in executor.staged[1]] == ["model.bin"]
 
 
+@pytest.mark.parametrize("in_scratch", [False, True])
+def test_a_directory_whose_report_has_no_checkpoint_makes_room_for_the_next_one(
+    start: Start, tmp_path: Path, in_scratch: bool
+):
+    session = start()
+    if in_scratch:
+        (tmp_path / "nvme").mkdir()
+        session.parts.use_scratch(tmp_path / "nvme", artifacts=False)
+    given = []
+    for report in range(1, 4):
+        given.append(session.staging())
+        (given[-1] / "model.bin").write_bytes(b"weights")
+        session.report({"n": report})
+        assert [directory.exists() for directory in given] == [False] * (report - 1) + [True]
+
+
+@pytest.mark.parametrize("below", ["", "sub"])
+def test_a_directory_that_is_still_being_reported_is_left_alone(
+    start: Start, paths: RunPaths, executor: FakeExecutor, tmp_path: Path, below: str
+):
+    """Also one that is named by another path to it, or reported in part."""
+    (tmp_path / "linked").symlink_to(paths.root)
+    session = start()
+    directory = session.staging()
+    (directory / "sub").mkdir()
+    (directory / "sub/model.bin").write_bytes(b"weights")
+    session.report({})
+    source = tmp_path / "linked" / directory.relative_to(paths.root) / below
+    session.report({}, part_of(source, CheckpointUploadMode.ASYNC))
+    assert session.staging() != directory
+    assert (directory / "sub/model.bin").exists()
+
+
 def test_a_committed_checkpoint_can_be_reported_again_without_its_manifest(
     start: Start, paths: RunPaths, executor: FakeExecutor, model: Path
 ):
