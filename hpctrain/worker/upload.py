@@ -84,8 +84,8 @@ class Upload:
         Raises
         ------
         ConfigError
-            If the name is not a valid checkpoint name, the directory to delete is the run's own, or
-            a value has the wrong type.
+            If the name is not a valid checkpoint name, the run is in the directory, the one to
+            delete is the run's own, or a value has the wrong type.
         """
         if self.writer is None and not isinstance(self.checkpoint, Checkpoint):
             raise ConfigError(
@@ -101,14 +101,18 @@ class Upload:
             problem = check_name(self.dir_name, report=report)
             if problem is not None:
                 raise ConfigError(f"report(checkpoint_dir_name={self.dir_name!r}): {problem}.")
-        if self.delete_local:
-            source, checkpoints = self.source.resolve(), paths.checkpoints.resolve()
-            inside = (
-                source.relative_to(checkpoints).parts if _is_within(source, checkpoints) else ()
+        source, checkpoints = self.source.resolve(), paths.checkpoints.resolve()
+        copies_all = self.writer is None and self.upload_fn is None
+        if (copies_all or self.delete_local) and _is_within(checkpoints, source):
+            raise ConfigError(
+                f"report(checkpoint={self.checkpoint!r}): {source} holds committed checkpoints of "
+                f"this run, which are no part of the next one. Report a directory that the "
+                f"run is not in."
             )
+        if self.delete_local and _is_within(source, checkpoints):
             # What begins with a dot is not committed yet.
-            committed = bool(inside) and not inside[0].startswith(".")
-            if committed or _is_within(checkpoints, source):
+            inside = source.relative_to(checkpoints).parts
+            if not inside[0].startswith("."):
                 raise ConfigError(
                     f"report(delete_local_checkpoint_after_upload=True): {source} holds committed "
                     f"checkpoints. Report a directory of your own, or do not delete it."

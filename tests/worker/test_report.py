@@ -921,6 +921,32 @@ def test_the_callers_directory_stays_if_its_checkpoint_was_not_committed(
     assert model.exists()
 
 
+@pytest.mark.parametrize("mode", CheckpointUploadMode)
+def test_a_directory_that_the_run_is_in_is_not_copied_into_itself(
+    start: Start, paths: RunPaths, executor: FakeExecutor, mode: CheckpointUploadMode
+):
+    (paths.root.parent / "model.bin").write_bytes(b"weights")
+    session = start()
+    for directory in (paths.root.parent, paths.root, paths.checkpoints):
+        with pytest.raises(ConfigError, match=rf"{directory} holds committed checkpoints of this"):
+            session.report({}, part_of(directory, mode))
+    assert (session.reports, list(paths.checkpoints.iterdir())) == (0, [])
+
+
+def test_a_function_of_the_callers_may_copy_from_a_directory_that_the_run_is_in(
+    start: Start, paths: RunPaths, executor: FakeExecutor
+):
+    (paths.root.parent / "model.bin").write_bytes(b"weights")
+
+    def copy(checkpoint: Checkpoint, directory: str) -> Checkpoint:
+        shutil.copy(checkpoint.path / "model.bin", paths.root / directory)
+        return Checkpoint(paths.root / directory)
+
+    executor.decide = commit_to(paths.checkpoints)
+    start().report({}, part_of(paths.root.parent, upload_fn=copy))
+    assert [file.path for file in executor.staged[1]] == ["model.bin"]
+
+
 def test_committed_checkpoints_and_what_holds_them_are_not_deleted_as_somebodys_own(
     start: Start, paths: RunPaths
 ):
