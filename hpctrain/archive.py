@@ -10,11 +10,17 @@ from pathlib import Path
 
 from hpctrain.errors import CheckpointError
 
+_END = bytes(2 * tarfile.BLOCKSIZE)
+"""Where an archive ends, whatever program has made it."""
+
 
 def pack_files(directory: str | PathLike[str], *, leave_out: Collection[str]) -> bytes:
-    """Return the content of a directory as a tar archive, except some names. Not collective."""
+    """Return the content of a directory as a tar archive, except some names. Not collective.
+
+    Links are packed as what they lead to: elsewhere they would lead nowhere.
+    """
     content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:") as archive:
+    with tarfile.open(fileobj=content, mode="w:", dereference=True) as archive:
         for path in sorted(Path(directory).iterdir()):
             if path.name not in leave_out:
                 archive.add(path, arcname=path.name)
@@ -33,6 +39,10 @@ def unpack_files(data: bytes, directory: str | PathLike[str]) -> None:
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            archive.getmembers()
+            # tarfile takes bytes that were cut after a file, or in a header, for a whole archive.
+            if not data.startswith(_END, archive.offset):
+                raise tarfile.ReadError("they end before the archive does")
             archive.extractall(directory, filter="data")
     except tarfile.TarError as error:
         raise CheckpointError(
