@@ -113,10 +113,20 @@ class DirectoryHandle:
         path
             Target; made if needed. None makes a temporary directory, which is the caller's to
             delete.
+
+        Raises
+        ------
+        CheckpointError
+            If the target is a committed checkpoint: its files are what its digests say.
         """
         import tempfile
 
+        self._refuse_missing()
         target = expand_home(tempfile.mkdtemp(prefix=_COPY) if path is None else path)
+        if (target / MANIFEST_NAME).exists():
+            raise CheckpointError(
+                f"{target} is committed and does not change. Copy into another directory."
+            )
         with self.as_directory() as source:
             copy_directory(Path(source), target)
         return str(target)

@@ -132,6 +132,14 @@ def test_a_copy_has_the_users_files_only(committed: Checkpoint, tmp_path: Path):
     assert [path.name for path in Path(target).iterdir()] == ["model.bin"]
 
 
+def test_a_committed_checkpoint_is_not_overwritten_by_a_copy(committed: Checkpoint, tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/model.bin").write_bytes(b"other")
+    with pytest.raises(CheckpointError, match=f"{committed.path} is committed and does not change"):
+        Checkpoint(tmp_path / "other").to_directory(committed.path)
+    assert (committed.path / "model.bin").read_bytes() == b"weights"
+
+
 def test_a_copy_without_a_target_goes_into_a_new_directory(committed: Checkpoint):
     copy = Checkpoint(committed.to_directory())
     assert (copy.path / "model.bin").read_bytes() == b"weights"
