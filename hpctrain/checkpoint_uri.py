@@ -20,13 +20,25 @@ def split_uri(uri: str, method: str) -> tuple[str, str]:
     Raises
     ------
     ConfigError
-        If the scheme is another one.
+        If the scheme is another one, or the URI of a file has a host or a query.
     """
     from urllib.parse import unquote, urlsplit
 
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
-        return "file", unquote(parts.path) if parts.scheme else uri
+    # A run may have '#' in its name.
+    parts = urlsplit(uri, allow_fragments=False)
+    if parts.scheme == "":
+        return "file", uri
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigError(
+                f"Checkpoint.{method}({uri!r}): {parts.netloc!r} is a host there, and a checkpoint "
+                f"is a directory that all nodes see. For an absolute path use three slashes."
+            )
+        if parts.query:
+            raise ConfigError(
+                f"Checkpoint.{method}({uri!r}): '?' begins a query. Use %3F for one in a path."
+            )
+        return "file", unquote(parts.path)
     if parts.scheme != "memory":
         raise ConfigError(
             f"Checkpoint.{method}({uri!r}): a checkpoint is a directory that all nodes see. "
