@@ -56,7 +56,13 @@ class DamagedManifestError(Exception):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the content of the manifest's file. Not collective."""
+    """Return the content of the manifest's file. Not collective.
+
+    Raises
+    ------
+    CheckpointError
+        If it would be too long to be read again.
+    """
     content = {
         "format": FORMAT,
         "name": manifest.name,
@@ -70,7 +76,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "versions": dict(manifest.versions),
         "validation": None if manifest.validation is None else dict(manifest.validation),
     }
-    return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
+    encoded = json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
+    if len(encoded) > MOST_BYTES:
+        raise CheckpointError(
+            f"checkpoint {manifest.name} has {len(manifest.files)} files, whose manifest of "
+            f"{len(encoded)} bytes is longer than the {MOST_BYTES} bytes that are read. Put what "
+            f"it has into fewer files."
+        )
+    return encoded
 
 
 def read_manifest(directory: Path) -> Manifest:
