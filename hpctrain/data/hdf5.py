@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape, glob
@@ -18,6 +19,7 @@ from hpctrain.data.batch import Batch
 from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.hdf5_reader import Hdf5Reader, column_of
+from hpctrain.data.layout import source_name
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Schema, check_columns
@@ -241,8 +243,8 @@ def _check_virtual(path: str, dataset: Any) -> None:
     if not dataset.is_virtual:
         return
     for source in dataset.virtual_sources():
-        name = source.file_name
-        if name == "." or "%b" in name:
+        name = source_name(source.file_name)
+        if name in (None, "."):
             continue
         if not (Path(dataset.file.filename).parent / name).exists():
             raise ConfigError(
@@ -262,13 +264,22 @@ def _files_with_rows(path: str, places: Sequence[str]) -> list[str]:
             files.append(dataset.file.filename)
             files += [str(Path(name)) for name, _, _ in dataset.external or ()]
             for mapping in dataset.virtual_sources() if dataset.is_virtual else ():
-                name = dataset.file.filename if mapping.file_name == "." else mapping.file_name
-                virtual.setdefault(str(folder / name), []).append(mapping.dset_name)
-    for name, inner in virtual.items():
-        found = glob(escape(name).replace("%b", "*")) if "%b" in name else [name]
-        for other in sorted(set(found) - {path}):
-            files += _files_with_rows(other, inner) if is_hdf5(other) else [other]
+                inner = source_name(mapping.dset_name)
+                for other in _source_files(dataset.file.filename, folder, mapping.file_name):
+                    virtual.setdefault(other, []).extend([] if inner is None else [inner])
+    for other in sorted(set(virtual) - {path}):
+        files += _files_with_rows(other, virtual[other]) if is_hdf5(other) else [other]
     return list(dict.fromkeys(files))
+
+
+def _source_files(own: str, folder: Path, name: str) -> list[str]:
+    """Return the paths of the files that a virtual dataset of a file in a folder names."""
+    if name == ".":
+        return [own]
+    if (plain := source_name(name)) is not None:
+        return [str(folder / plain)]
+    pattern = re.sub("%[%b]", lambda found: "%" if found[0] == "%%" else "*", escape(name))
+    return glob(f"{escape(str(folder))}/{pattern}")
 
 
 def check_names(names: Iterable[str]) -> None:

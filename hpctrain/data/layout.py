@@ -155,17 +155,27 @@ def _find_virtual(dataset: Any) -> Layout:
         if rows is None or source is None:
             return Opaque()
         # HDF5 searches other directories too: it reads what is not in this one.
-        name = mapping.file_name
-        path = dataset.file.filename if name == "." else str(folder / name)
-        if "%" in name + mapping.dset_name or not Path(path).exists():
+        name, inner = source_name(mapping.file_name), source_name(mapping.dset_name)
+        if name is None or inner is None:
             return Opaque()
-        name, first = mapping.dset_name, source.start
-        parts.append(FilePiece(rows=rows, path=path, dataset=name, source_row=first))
+        path = dataset.file.filename if name == "." else str(folder / name)
+        if not Path(path).exists():
+            return Opaque()
+        parts.append(FilePiece(rows=rows, path=path, dataset=inner, source_row=source.start))
     parts.sort(key=lambda part: part.rows.start)
     borders = [0, *itertools.chain(*((p.rows.start, p.rows.stop) for p in parts)), len(dataset)]
     if any(end != start for end, start in zip(borders[::2], borders[1::2], strict=True)):
         return Opaque()
     return Virtual(parts=tuple(parts))
+
+
+def source_name(name: str) -> str | None:
+    """Return the file or dataset that a virtual dataset names; None if it names many with ``%b``.
+
+    Not collective. HDF5 reads both names as a format: ``%%`` is a percent sign, and ``%b`` the
+    number of a block.
+    """
+    return None if "%b" in name.replace("%%", "") else name.replace("%%", "%")
 
 
 def _rows_of(space: Any, shape: tuple[int, ...]) -> range | None:

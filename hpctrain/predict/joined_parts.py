@@ -64,8 +64,10 @@ def _join_hdf5(parts: Sequence[Path], target: Path) -> None:
             start = 0
             for path, shape in found:
                 # A path relative to the virtual file, so that both can be moved together.
-                relative = f"{path.parent.name}/{path.name}"
-                layout[start : start + shape[0]] = h5py.VirtualSource(relative, name, shape=shape)
+                # HDF5 reads both names as formats, in which %% is a percent sign.
+                relative = f"{path.parent.name}/{path.name}".replace("%", "%%")
+                source = h5py.VirtualSource(relative, name.replace("%", "%%"), shape=shape)
+                layout[start : start + shape[0]] = source
                 start += shape[0]
             file.create_virtual_dataset(name, layout)
 
