@@ -200,6 +200,9 @@ def distinct(values: Any) -> list[Any]:
     array = np.asarray(values)
     if array.dtype.kind in "biu":
         return [_plain(value) for value in np.unique(array)]
+    if array.dtype.kind in "mM":
+        # As integers they would depend on the unit, which may be another one in prediction.
+        return list(np.unique(array))
     return [_plain(value) for value in dict.fromkeys(array.tolist()) if not _is_missing(value)]
 
 

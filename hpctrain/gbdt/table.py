@@ -182,8 +182,8 @@ def open_datasets(
     Raises
     ------
     ConfigError
-        On every rank, if a column is missing, a rank has no rows, schemas differ, or features are
-        not those of the model.
+        On every rank, if a column is missing, a rank has no rows, schemas differ, categories are
+        neither texts nor numbers, or features are not those of the model.
     """
     readers = {name: ShardReader(name, boosting) for name in boosting.datasets}
     first = {name: reader.first() for name, reader in readers.items()}
@@ -337,4 +337,12 @@ def _categories(
         for name in columns:
             values[name].update(dict.fromkeys(distinct(batch[name])))
     ranks = comm.allgather({name: list(known) for name, known in values.items()})
-    return {name: sorted_values(v for rank in ranks for v in rank[name]) for name in columns}
+    merged = {name: [v for rank in ranks for v in rank[name]] for name in columns}
+    for name, found in merged.items():
+        if (other := next((value for value in found if not _is_plain(value)), None)) is not None:
+            raise ConfigError(
+                f"column {name!r} has categories of type {type(other).__name__}, such as "
+                f"{str(other)!r}, but a checkpoint stores texts and numbers. Convert the column: "
+                f".astype(str), or .cat.codes."
+            )
+    return {name: sorted_values(found) for name, found in merged.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
-from hpctrain import RunConfig, ScalingConfig
+from hpctrain import HpctrainError, RunConfig, ScalingConfig
 from hpctrain.data import Dataset, read_parquet
 from hpctrain.predict import BatchPredictor
 from hpctrain.predict.features import ModelFeatures
@@ -100,3 +100,32 @@ def test_a_categorizer_and_a_tree_library_agree_with_that_library_on_pandas_cate
         dataset, output=tmp_path / "out.h5", **run(tmp_path, "scores")
     )
     assert scored.to_numpy()["predictions"] == pytest.approx(expected, rel=1e-6)
+
+
+DAYS = pandas.Timestamp("2024-01-01") + pandas.to_timedelta([0, 1, 2] * 20, unit="D")
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        (pandas.cut(range(60), [-1, 20, 40, 60]), "Interval"),
+        (pandas.Categorical(DAYS), "Timestamp"),
+        (DAYS.astype("datetime64[us]"), "datetime64"),
+        (DAYS.astype("datetime64[ns]"), "datetime64"),
+    ],
+)
+def test_categories_that_a_checkpoint_cannot_store_are_refused_before_the_first_round(
+    values: Any, what: str, tmp_path: Path
+) -> None:
+    from hpctrain.xgboost import XGBoostTrainer
+
+    trainer = XGBoostTrainer(
+        datasets={"train": pandas.DataFrame({"bin": values, "y": np.arange(60.0)})},
+        label_column="y",
+        params={"max_depth": 1},
+        num_boost_round=1,
+        categorical_columns=["bin"],
+        **run(tmp_path, "xgboost"),
+    )
+    with pytest.raises(HpctrainError, match=rf"column 'bin'.* of type {what}.*astype\(str\)"):
+        trainer.fit()
