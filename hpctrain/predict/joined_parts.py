@@ -86,18 +86,22 @@ def _join_lines(parts: Sequence[Path], target: Path) -> None:
 
 
 def _join_arrays(parts: Sequence[Path], target: Path) -> None:
-    arrays = [np.load(path, mmap_mode="r") for path in parts]
-    first = arrays[0]
-    for path, array in zip(parts, arrays, strict=True):
+    first = np.load(parts[0], mmap_mode="r")
+    rows = 0
+    for path in parts:
+        # A map keeps its file open, and a process may have only about 1000 open files.
+        array = np.load(path, mmap_mode="r")
         _check_alike(path, (array.dtype, array.shape[1:]), (first.dtype, first.shape[1:]))
+        rows += len(array)
     header = {
         "descr": np.lib.format.dtype_to_descr(first.dtype),
         "fortran_order": False,
-        "shape": (sum(map(len, arrays)), *first.shape[1:]),
+        "shape": (rows, *first.shape[1:]),
     }
     with open(create_file(target), "wb") as joined:
         np.lib.format.write_array_header_1_0(joined, header)
-        for array in arrays:
+        for path in parts:
+            array = np.load(path, mmap_mode="r")
             joined.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
