@@ -40,6 +40,7 @@ from hpctrain.rundir.trust import check_owner
 
 _PLAN_NAME = "_plan.json"
 _COLUMNS_NAME = "_columns.json"
+_LOCK_NAME = "_lock"
 _LOCK_INTERVAL_S = 0.2
 
 _FORMATS: Mapping[str, type[PartFile]] = {
@@ -185,27 +186,53 @@ class Output:
         ConfigError
             If another run writes this output, or another user can write its parts.
         """
-        self.parts.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
-        descriptor = os.open(self.parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         deadline = Deadline(timeouts.PREDICTION_LOCK_S, longest_gap_s=ANY_GAP_S)
+        while (lock := self._lock()) is None:
+            if deadline.is_over:
+                raise ConfigError(
+                    f"another run has been writing {self.path} for the last "
+                    f"{timeouts.describe(timeouts.PREDICTION_LOCK_S)}. Wait for it ('hpctrain "
+                    f"list' shows runs), or choose another output."
+                )
+            time.sleep(_LOCK_INTERVAL_S)
         try:
-            check_owner(
-                os.fstat(descriptor), self.parts, what="directory", instead="another output"
-            )
-            while not _lock(descriptor):
-                if deadline.is_over:
-                    raise ConfigError(
-                        f"another run has been writing {self.path} for the last "
-                        f"{timeouts.describe(timeouts.PREDICTION_LOCK_S)}. Wait for it ('hpctrain "
-                        f"list' shows runs), or choose another output."
-                    )
-                time.sleep(_LOCK_INTERVAL_S)
             yield
         finally:
-            os.close(descriptor)
+            # A Parquet output is the directory of the parts.
+            for directory in (self.parts, self.path):
+                with suppress(OSError):
+                    if _is_at(directory / _LOCK_NAME, lock):
+                        (directory / _LOCK_NAME).unlink()
+            os.close(lock)
             with suppress(OSError):
                 # Succeeds only if it is empty.
                 self.parts.rmdir()
+
+    def _lock(self) -> int | None:
+        """Return a descriptor of the lock; None if another run holds it."""
+        self.parts.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        try:
+            check_owner(os.stat(self.parts), self.parts, what="directory", instead="another output")
+            # A file, open for writing: NFS and Lustre lock a directory on one node alone, and NFS
+            # has no exclusive lock on a file that is open for reading.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.parts / _LOCK_NAME, flags, 0o666)
+        except FileNotFoundError:
+            # A run that has just ended removed the directory.
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            return None
+        except OSError:
+            # No locks on this filesystem.
+            pass
+        if _is_at(self.parts / _LOCK_NAME, descriptor):
+            return descriptor
+        # A run that has just ended removed the file.
+        os.close(descriptor)
+        return None
 
     def begin(self, identity: Identity, partition: Partition) -> tuple[Partition, set[int]] | None:
         """Return the partition of this output and the parts that are done; None if it is finished.
@@ -338,13 +365,9 @@ def _types_of_csv(columns: Mapping[str, OutputColumn]) -> dict[str, Any]:
     return types
 
 
-def _lock(descriptor: int) -> bool:
-    """Take a lock; return False if another process holds it."""
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether a path is that of an open file."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError:
-        # No locks on this filesystem.
-        pass
-    return True
+        return False

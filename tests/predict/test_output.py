@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import stat
 import threading
 from dataclasses import replace
 
@@ -25,6 +28,41 @@ def test_two_runs_do_not_write_one_output(tmp_path, monkeypatch):
     with output.hold():
         pass
     assert not output.parts.exists()
+
+
+def test_the_lock_is_on_a_file_because_network_filesystems_do_not_lock_directories(tmp_path):
+    output = Output.at(tmp_path / "s.h5")
+    with output.hold(), open(output.parts / "_lock", "r+b") as file:
+        assert stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not output.parts.exists()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_run_that_has_waited_keeps_others_out(moves, tmp_path, monkeypatch):
+    output = Output.at(tmp_path / "s.parquet")
+    entered, ending = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with output.hold():
+            entered.set()
+            ending.wait(30)
+
+    thread = threading.Thread(target=second)
+    with output.hold():
+        thread.start()
+        assert not entered.wait(0.5)
+        if moves:
+            output.parts.rename(output.path)
+    assert entered.wait(30)
+    monkeypatch.setattr("hpctrain.timeouts.PREDICTION_LOCK_S", 0.1)
+    with pytest.raises(ConfigError, match="another run has been writing"), output.hold():
+        pass
+    ending.set()
+    thread.join(30)
+    assert not output.parts.exists()
+    assert [path.name for path in tmp_path.rglob("*")] == (["s.parquet"] if moves else [])
 
 
 def test_a_run_waits_for_the_lock_of_one_that_has_just_died(tmp_path):
