@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpctrain import pickle_trust
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.batch import Batch, num_rows, slice_batch
@@ -146,17 +148,18 @@ class Scorer:
         if self._preprocessor is not None:
             batch = from_any(self._preprocessor.transform_batch(batch))
         scoring = self._scoring
-        features: Any = {name: batch[name] for name in scoring.feature_columns}
+        kept = {name: batch[name] for name in scoring.keep_columns}
+        features: Any = {name: _apart_from(kept, batch[name]) for name in scoring.feature_columns}
         if self._takes_frames:
             features = to_pandas(features)
         scored = name_outputs(self._predictor.predict(features, **scoring.predict_kwargs))
-        if clash := [name for name in scoring.keep_columns if name in scored]:
+        if clash := [name for name in kept if name in scored]:
             raise ConfigError(
                 f"keep_columns={clash} are names of the predictor's outputs too. Rename these "
                 f"columns of the input, or leave them out of keep_columns."
             )
         self._compare_rows(scored, num_rows(batch))
-        return {**{name: batch[name] for name in scoring.keep_columns}, **scored}
+        return {**kept, **scored}
 
     def _compare_rows(self, scored: Batch, rows: int) -> None:
         given = num_rows(scored)
@@ -172,6 +175,14 @@ class Scorer:
         if not self._has_warned:
             log(f"warning: {found}: predictions do not match rows of the input.")
         self._has_warned = True
+
+
+def _apart_from(kept: Batch, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a feature in memory of its own if it shares that of a kept column.
+
+    A predictor may work in place.
+    """
+    return values.copy() if any(np.may_share_memory(values, k) for k in kept.values()) else values
 
 
 def score(config: Mapping[str, Any]) -> dict[str, Any] | None:
