@@ -267,46 +267,44 @@ def collect(rows: Rows, make: Mapping[str, Callable[[], S]], comm: Communicator)
     Raises
     ------
     ConfigError
-        If the pass fails on any rank; it is raised on every rank, so that none waits for the other.
+        If the pass fails on any rank, or shapes differ between ranks; it is raised on every rank,
+        so that none waits for the other.
     """
     own: Exception | None = None
     partial = _Partial({column: empty() for column, empty in make.items()})
     try:
         for batch in rows():
             for column, statistic in partial.found.items():
-                update_named(column, statistic, batch[column])
+                try:
+                    statistic.update(batch[column])
+                except ConfigError as error:
+                    raise ConfigError(f"column {column!r}: {error}") from error
     except Exception as error:
         own = error
-        said = (
-            str(error) if isinstance(error, HpctrainError) else f"{type(error).__name__}: {error}"
-        )
-        partial = _Partial({}, said)
+        partial = _Partial({}, f"on another rank: {_said(error)}")
     merged: _Partial = comm.allreduce(partial, op=_merge_partials)
     if own is not None:
         raise own
     if merged.error is not None:
-        raise ConfigError(f"on another rank: {merged.error}")
+        raise ConfigError(merged.error)
     return dict(merged.found)
-
-
-def update_named(column: str, statistic: Statistic, values: Array) -> None:
-    """Add rows, and name the column if that fails. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If the statistic does not accept the values.
-    """
-    try:
-        statistic.update(values)
-    except ConfigError as error:
-        raise ConfigError(f"column {column!r}: {error}") from error
 
 
 def _merge_partials(a: _Partial, b: _Partial) -> _Partial:
     if a.error is not None or b.error is not None:
         return a if a.error is not None else b
-    return _Partial({column: found.merge(b.found[column]) for column, found in a.found.items()})
+    merged = {}
+    for column, found in a.found.items():
+        try:
+            merged[column] = found.merge(b.found[column])
+        except Exception as error:
+            # MPI calls this on some ranks alone: if it raised there, the others would wait.
+            return _Partial({}, f"column {column!r}: {_said(error)}")
+    return _Partial(merged)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, HpctrainError) else f"{type(error).__name__}: {error}"
 
 
 def as_numbers(values: Array) -> Array:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,5 +271,33 @@ def test_shapes_that_differ_between_ranks_are_refused():
     def fit(comm: ThreadComm) -> None:
         StandardScaler(["x"]).fit_shard({"x": np.ones((3, comm.rank + 1))}, comm)
 
-    with pytest.raises(ConfigError, match=r"rows have shapes \(1,\) and \(2,\)"):
+    with pytest.raises(ConfigError, match=r"^column 'x': rows have shapes \(1,\) and \(2,\)"):
         run_on_threads(2, fit)
+
+
+DIFFERING_SHAPES = """
+import numpy as np
+from mpi4py import MPI
+from hpctrain import ConfigError
+from hpctrain.preprocessors import StandardScaler
+
+comm = MPI.COMM_WORLD
+try:
+    StandardScaler(["x"]).fit_shard({"x": np.ones((3, comm.rank + 1))}, comm)
+except ConfigError as error:
+    print(f"{error}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_mpi_ranks_do_not_wait_for_one_that_cannot_merge():
+    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    done = subprocess.run(
+        [mpiexec, "-n", "2", sys.executable, "-c", DIFFERING_SHAPES],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    said = "column 'x': rows have shapes (1,) and (2,). "
+    assert [line.startswith(said) for line in done.stdout.splitlines()] == [True, True]
