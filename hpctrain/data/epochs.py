@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.passes import SizedPasses
 from hpctrain.data.prefetch import prefetch, spare_threads
+from hpctrain.data.row_order import digest_order
 from hpctrain.data.source import at_epoch, block_rows, read_rows
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
 from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
@@ -37,6 +39,8 @@ class _Settings:
     epoch: int
     before: tuple[Taken, ...]
     """The rows of the epoch that were already taken at its start."""
+    by_rows: bool
+    """Whether rows are given out one by one, and not batches."""
     loads: int
     """How many states had been loaded when the epoch was requested."""
 
@@ -67,6 +71,9 @@ class Epochs:
         self._memory = Memory()
         self._before: tuple[Taken, ...] = ()
         self._rows = 0
+        """Rows of the batches that have been given out."""
+        self._given = 0
+        """Rows of the newest of these that have been given out, if they are one by one."""
         self._moving: _Settings | None = None
         """Settings of the iterator that advances the position: the first one of the epoch."""
         self._loads = 0
@@ -98,19 +105,38 @@ class Epochs:
         return sum(self._whole(batch_size, self._tail))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return epoch and position in it, as numbers for JSON; the same on every rank.
+        """Return epoch and position in it, as values for JSON; the same on every rank.
 
-        Not collective. The position counts the batches that have been given out.
+        Not collective. The position counts the batches, or rows, that have been given out.
         """
         taken = list(self._before)
         if self._moving and self._rows:
-            taken.append(Taken(self._world_size, self._rows, self._moving.tail))
+            taken.append(self._taken(self._moving))
         return {
             "epoch": self.epoch,
             "taken": [asdict(some) for some in taken],
             "mixing": asdict(self._mixing) if taken and self._mixing else None,
             "num_rows": self._dataset.source.num_rows,
+            "order": self._order,
         }
+
+    @cached_property
+    def _order(self) -> str | None:
+        return digest_order(self._dataset.source)
+
+    def _taken(self, settings: _Settings) -> Taken:
+        rows, tail = self._rows, settings.tail
+        if settings.by_rows:
+            # The rows that a filter leaves of a batch do not say how many of it were given out.
+            given = self._given if self._dataset.keeps_rows else 0
+            before = rows - settings.batch_size
+            if tail == "pad" or not self._dataset.keeps_rows:
+                rows = before + given
+            else:
+                # Each rank has given out as many rows, whether its first batch lacks one or not.
+                rows = sum(settings.sizes[: before // settings.batch_size]) + given
+                tail = "drop"
+        return Taken(self._world_size, rows, tail)
 
     def load_state_dict(self, state: Any) -> None:
         """Resume after the batches that had been given out, with as many ranks as there are now.
@@ -120,7 +146,7 @@ class Epochs:
         Raises
         ------
         ConfigError
-            If the dataset has another number of rows than it had.
+            If the dataset has another number of rows than it had, or another order of rows.
         """
         rows = self._dataset.source.num_rows
         is_state = isinstance(state, Mapping) and state.keys() >= _OF_A_STATE
@@ -136,6 +162,14 @@ class Epochs:
                 f"{state['epoch']} began. An epoch resumes only with the same rows: give the same "
                 f"files, or begin the next epoch."
             )
+        # Older versions saved no order.
+        if state["taken"] and state.get("order", self._order) != self._order:
+            raise ConfigError(
+                f"the dataset's rows are in another order than when epoch {state['epoch']} began: "
+                f"its random_shuffle(), random_sample(), sort() or the like differ. An epoch "
+                f"resumes only with the same order: give the same seeds, which seed=None draws "
+                f"anew each time, or begin the next epoch."
+            )
         self.epoch = state["epoch"]
         self._before = tuple(Taken(**some) for some in state["taken"])
         self._rows, self._moving = 0, None
@@ -148,6 +182,7 @@ class Epochs:
         *,
         batch_size: int | None,
         tail: Tail | None,
+        by_rows: bool = False,
         **how: Any,
     ) -> SizedPasses[Any]:
         """Return the batches of the next epoch; each pass is an epoch of its own. Not collective.
@@ -156,7 +191,12 @@ class Epochs:
         ----------
         made
             Converts each dict of arrays to what the iterator gives; None gives the dict itself.
-        batch_size, tail, **how
+        batch_size, tail
+            As in `DataIterator.iter_batches`.
+        by_rows
+            Whether the iterator gives the rows of each batch one by one; `made` returns an iterator
+            of them.
+        **how
             As in `DataIterator.iter_batches`.
 
         Raises
@@ -167,14 +207,16 @@ class Epochs:
         tail = self._checked(tail)
         size = block_rows(self._dataset.read_schema) if batch_size is None else batch_size
         # Wrong arguments fail here, not in a loop that may start much later.
-        first: list[_Settings] = [self._begin(batch_size=size, tail=tail, **how)]
+        how |= {"batch_size": size, "tail": tail, "by_rows": by_rows}
+        first: list[_Settings] = [self._begin(**how)]
 
         def begin() -> Iterator[Any]:
             settings = first.pop() if first else None
             if settings is None or settings.loads != self._loads:
-                settings = self._begin(batch_size=size, tail=tail, **how)
+                settings = self._begin(**how)
             batches = self._batches(settings)
-            return timed(batches if made is None else map(made, batches))
+            found = timed(batches if made is None else map(made, batches))
+            return self._one_by_one(settings, found) if by_rows else found
 
         return SizedPasses(begin, len(self._whole(size, tail)))
 
@@ -193,6 +235,7 @@ class Epochs:
         local_shuffle_seed: int,
         tail: Tail,
         prefetch_batches: int,
+        by_rows: bool,
     ) -> _Settings:
         check_batch_size(batch_size)
         mixing = None
@@ -222,6 +265,7 @@ class Epochs:
             prefetch_batches=prefetch_batches,
             epoch=self.epoch,
             before=self._before,
+            by_rows=by_rows,
             loads=self._loads,
         )
 
@@ -239,7 +283,7 @@ class Epochs:
             self._moving = settings
         for batch in rebatch(pieces, settings.sizes):
             if settings is self._moving:
-                self._rows += settings.batch_size
+                self._rows, self._given = self._rows + settings.batch_size, 0
             if filled:
                 batch = self._filled(batch, settings.batch_size)
             yield batch if applied else dataset.apply(batch)
@@ -247,6 +291,13 @@ class Epochs:
             del batch
         if settings is self._moving:
             self._end_epoch()
+
+    def _one_by_one(self, settings: _Settings, batches: Iterator[Iterator[Any]]) -> Iterator[Any]:
+        for rows in batches:
+            for number, row in enumerate(rows, 1):
+                if settings is self._moving:
+                    self._given = number
+                yield row
 
     def _tasks(self, settings: _Settings) -> Iterator[Callable[[], Batch]]:
         dataset, part = self._dataset, self._part(settings.before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checks import shown
@@ -250,18 +249,25 @@ class DataIterator(ShardTensors):
         """Return the rows of the next epoch, each a dict.
 
         Not collective. As with `iter_batches`, each pass over the result is the next epoch. It has
-        a ``len()``, except after a filter.
+        a ``len()``, except after a filter. The position counts these rows; after a filter it counts
+        batches of 256 rows, and the rest of one that has begun comes again with its first rows.
         """
         size = 256
-        batches = self.iter_batches(batch_size=size)
+        rows = self._epochs.passes(
+            rows_of,
+            batch_size=size,
+            shuffle=False,
+            local_shuffle_buffer_size=None,
+            local_shuffle_seed=0,
+            tail=None,
+            prefetch_batches=1,
+            by_rows=True,
+        )
         if self._tail == "pad":
-            count = len(batches) * size
+            count = len(rows) * size
         else:
             count = self._epochs.num_rows_in(size)
-        return passes(
-            lambda: chain.from_iterable(map(rows_of, batches)),
-            count if self._dataset.keeps_rows else None,
-        )
+        return passes(rows.__iter__, count if self._dataset.keeps_rows else None)
 
     def to_tf(
         self,
@@ -323,9 +329,9 @@ class DataIterator(ShardTensors):
         return self._dataset.take_ranges(self._epochs.rows()).materialize()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return epoch and position in it, as numbers for JSON; the same on every rank.
+        """Return epoch and position in it, as values for JSON; the same on every rank.
 
-        Not collective. The position counts the batches that have been given out.
+        Not collective. The position counts the batches, or rows, that have been given out.
         """
         return self._epochs.state_dict()
 
@@ -337,6 +343,6 @@ class DataIterator(ShardTensors):
         Raises
         ------
         ConfigError
-            If the dataset has another number of rows than it had.
+            If the dataset has another number of rows than it had, or another order of rows.
         """
         self._epochs.load_state_dict(state)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -255,3 +257,74 @@ def test_a_part_counts_its_rows_and_keeps_its_place():
     assert filtered[1].state_dict() == state
     doubled = dataset.map_batches(lambda b: {"y": np.repeat(b["y"], 2)}, keeps_rows=False)
     assert [part.count() for part in parts(doubled, 3)] == [8, 6, 6]
+
+
+@pytest.mark.parametrize("given", [1, 10, 256, 300])
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 2), (2, 3), (3, 1)])
+def test_an_epoch_of_single_rows_goes_on_after_the_rows_that_were_given(
+    worlds: tuple[int, int], given: int
+):
+    seen, states = [], []
+    for part in parts(rows(1003), worlds[0]):
+        seen += [row["y"] for row in islice(part.iter_rows(), given)]
+        states.append(part.state_dict())
+    assert all(state == states[0] for state in states)
+    for part in parts(rows(1003), worlds[1]):
+        part.load_state_dict(json.loads(json.dumps(states[0])))
+        seen += [row["y"] for row in part.iter_rows()]
+    assert sorted(seen) == [*range(1003)]
+
+
+def test_single_rows_of_padded_or_filtered_batches_come_again_rather_than_never():
+    dataset = rows(1003)
+    for of, tail in ((dataset, "pad"), (dataset.filter(lambda batch: batch["y"] >= 0), "uneven")):
+        seen: set[int] = set()
+        for part in parts(of, 2, tail=tail):
+            seen.update(row["y"] for row in islice(part.iter_rows(), 300))
+            state = part.state_dict()
+        for part in parts(of, 2, tail=tail):
+            part.load_state_dict(state)
+            seen.update(row["y"] for row in part.iter_rows())
+        assert seen == {*range(1003)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda ds: ds.random_shuffle(seed=None), lambda ds: ds.random_shuffle(seed=None)),
+        (lambda ds: ds.random_shuffle(seed=1), lambda ds: ds.random_shuffle()),
+        (lambda ds: ds.randomize_block_order(seed=1), lambda ds: ds.randomize_block_order(seed=2)),
+        (lambda ds: ds, lambda ds: ds.random_shuffle(seed=1)),
+        (lambda ds: ds.sort("y"), lambda ds: ds.sort("y", descending=True)),
+        (lambda ds: ds.random_shuffle(seed=1).union(ds), lambda ds: ds.union(ds)),
+    ],
+)
+def test_an_epoch_goes_on_only_with_the_rows_in_the_same_order(
+    before: Callable[[Any], Any], after: Callable[[Any], Any]
+):
+    (part,) = parts(before(rows(100)), 1)
+    next(part.iter_batches(batch_size=10))
+    state = json.loads(json.dumps(part.state_dict()))
+    (other,) = parts(after(rows(100)), 1)
+    with pytest.raises(ConfigError, match="rows are in another order than when epoch 0 began"):
+        other.load_state_dict(state)
+    (same,) = parts(pickle.loads(pickle.dumps(part.dataset)), 1)
+    same.load_state_dict(state)
+    # What an older version saved.
+    del state["order"]
+    other.load_state_dict(state)
+    # At the beginning of an epoch any order will do.
+    other.load_state_dict({**part.state_dict(), "taken": []})
+
+
+def test_an_epoch_goes_on_with_the_same_rows_from_elsewhere():
+    whole = rows(100)
+    (part,) = parts(whole.random_shuffle(seed=1), 1)
+    next(part.iter_batches(batch_size=10))
+    halves = (
+        whole.take_ranges([range(50)])
+        .materialize()
+        .union(whole.take_ranges([range(50, 100)]).materialize())
+    )
+    (other,) = parts(halves.random_shuffle(seed=1), 1)
+    other.load_state_dict(part.state_dict())
