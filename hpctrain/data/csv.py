@@ -20,11 +20,16 @@ from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.formats import as_column
+from hpctrain.data.large_integers import (
+    are_integers,
+    check_not_rounded,
+    has_large_floats,
+    integers_of_decimals,
+)
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema, check_columns, check_unique
 from hpctrain.data.source import Blocks, Source
 from hpctrain.data.together import concatenate_sources
-from hpctrain.data.types import EXACT
 from hpctrain.errors import ConfigError
 
 SUFFIXES = (".csv", ".tsv", ".txt")
@@ -49,7 +54,8 @@ class CsvSource:
     """The line of names, if the file has one."""
     parsed_as: tuple[tuple[str, str], ...] = ()
     """Columns whose type in the file is not that in batches, and Arrow's name of the file's type:
-    integers and bools with missing values, times with a time zone."""
+    integers and bools with missing values, times with a time zone, integers beyond 64 bits. Also
+    columns that were guessed to be floats: these must not round an integer."""
 
     @property
     def num_rows(self) -> int:
@@ -96,14 +102,7 @@ class CsvSource:
             content = file.read(self.offsets[last + 1] - self.offsets[first])
         if end_before not in (b"", b"\n"):
             raise self._changed(f"no line begins at byte {self.offsets[first]} any more")
-        table = parse(
-            content,
-            self.path,
-            self.names,
-            self.delimiter,
-            {n: c.dtype for n, c in schema.items()},
-            parsed_as=dict(self.parsed_as),
-        )
+        table = self._parse(content, {n: c.dtype for n, c in schema.items()})
         expected = self._starts[last + 1] - self._starts[first]
         if table.num_rows != expected:
             raise ConfigError(
@@ -111,10 +110,20 @@ class CsvSource:
                 f"lines or line breaks inside values, or has changed. Write it again without them, "
                 f"or as Parquet, and make the dataset again."
             )
+        where = f"{self.path}, rows {rows.start} to {rows.stop}"
         table = table.slice(rows.start - self._starts[first], len(rows))
         found = from_arrow(table, objects=schema.objects)
-        where = f"{self.path}, rows {rows.start} to {rows.stop}"
+        for name, kind in self.parsed_as:
+            if name in schema and kind == _INTEGERS:
+                found[name] = integers_of_decimals(found[name])
+            elif name in schema and kind == _FLOATS and has_large_floats(table.column(name)):
+                texts = self._parse(content, {name: np.dtype(object)}).column(name)
+                check_not_rounded(texts, f"{where}: column {name!r}")
         return conform(found, schema, where=where, advice="Name its type with dtypes={...}.")
+
+    def _parse(self, content: bytes, dtypes: Mapping[str, np.dtype]) -> Any:
+        in_file = {n: k for n, k in self.parsed_as if dtypes.get(n) == self.schema[n].dtype}
+        return parse(content, self.path, self.names, self.delimiter, dtypes, parsed_as=in_file)
 
     def _changed(self, what: str) -> ConfigError:
         return ConfigError(
@@ -202,6 +211,8 @@ def parse(
     for name, kind in (parsed_as or {}).items():
         if name in types and kind == _ZONED:
             types[name] = pyarrow.timestamp(types[name].unit, "UTC")
+        elif name in types and kind == _INTEGERS:
+            types[name] = pyarrow.decimal128(38, 0)
         elif name in types:
             types[name] = pyarrow.type_for_alias(kind)
     try:
@@ -253,10 +264,17 @@ def _describe(
         dtype = dtypes.get(name)
         column = None if table is None else table.column(name)
         if dtype is None and column is not None:
-            if _has_large_floats(column):
+            if has_large_floats(column):
+                # Arrow guesses int64, else float64, but never uint64 or larger integers.
                 with suppress(ConfigError):
-                    # Arrow guesses int64, else float64, but never uint64.
                     column = parse_head({**known, name: np.dtype("u8")}, parsed_as).column(name)
+            if has_large_floats(column):
+                texts = parse_head({**known, name: np.dtype(object)}, parsed_as).column(name)
+                if are_integers(texts.filter(column.is_valid())):
+                    kinds = {**parsed_as, name: _INTEGERS}
+                    column = parse_head({**known, name: np.dtype(object)}, kinds).column(name)
+                else:
+                    check_not_rounded(texts, f"{path}: column {name!r}")
             dtype, kind = _guessed(column)
             in_file |= {} if kind is None else {name: kind}
         dtype = np.dtype(object) if dtype is None or dtype.kind in "US" else dtype
@@ -276,16 +294,17 @@ def _describe(
 
 
 _ZONED = "zoned"
-
-
-def _has_large_floats(column: Any) -> bool:
-    values = column.drop_null().to_numpy()
-    return bool(values.dtype.kind == "f" and (np.abs(values) > EXACT).any())
+_INTEGERS = "integers"
+_FLOATS = "double"
 
 
 def _guessed(column: Any) -> tuple[np.dtype, str | None]:
     """Return the type of a column in batches, and Arrow's name of another one in the file."""
     dtype, _ = column_type(column.type)
+    if dtype.kind == "f":
+        return dtype, _FLOATS
+    if str(column.type).startswith("decimal"):
+        return dtype, _INTEGERS
     if column.null_count and dtype.kind in "iub":
         # The type that the same column of a Parquet file gets.
         return as_column(column).dtype, str(column.type)

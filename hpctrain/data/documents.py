@@ -15,6 +15,7 @@ from hpctrain.data.arrow_batches import from_arrow
 from hpctrain.data.batch import Batch, num_rows, slice_batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
+from hpctrain.data.large_integers import integers_of_json
 from hpctrain.data.operations.derived import union_schema
 from hpctrain.data.operations.items import batch_of_items
 from hpctrain.data.optional import require
@@ -48,7 +49,7 @@ class LoadJson:
                 table = reader.read_json(path, reader.ReadOptions(block_size=block))
             except pyarrow.ArrowInvalid:
                 continue
-            return from_arrow(table)
+            return from_arrow(table) | integers_of_json(path, table)
         return _load_list(path) if size else {}
 
 

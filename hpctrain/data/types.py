@@ -229,7 +229,7 @@ def array_of(values: Sequence[Any]) -> np.ndarray:
             objects = np.asarray(values, dtype=object)
             kind = set(map(type, objects.reshape(-1)))
             return as_in_batches(array) if kind == {bytes} else objects
-        is_large = array.dtype.kind == "f" and array.size and np.nanmax(np.abs(array)) > EXACT
+        is_large = array.dtype.kind == "f" and array.size and np.nanmax(np.abs(array)) >= EXACT
         if is_large:
             objects = np.asarray(values, dtype=object)
             return array if cast_exactly(objects, array.dtype) is not None else objects

@@ -172,6 +172,49 @@ def test_a_large_integer_behind_the_first_lines_of_a_column_with_gaps_is_not_rou
     assert read_csv(path, dtypes={"x": object}).to_numpy()["x"][-1] == str(LARGE)
 
 
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["-1", str(2**63 + 1), str(2**63 + 2)], [-1, 2**63 + 1, 2**63 + 2]),
+        ([str(2**66 + 1), "", "NA", "-5"], [2**66 + 1, None, None, -5]),
+        # Floats represent this one.
+        (["0.5", str(2**60)], [0.5, 2.0**60]),
+        (["0.5", "1e300", "-1e20"], [0.5, 1e300, -1e20]),
+    ],
+)
+def test_integers_of_any_size_are_exact_in_csv(
+    tmp_path: Path, values: list[str], expected: list[object], late: bool
+):
+    values, expected = values + values[:1] * 300 * late, expected + expected[:1] * 300 * late
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("k,x\n" + "".join(f"0,{v}\n" for v in values))
+    column = read_csv(tmp_path).to_numpy()["x"]
+    assert column.tolist() == [*expected, *expected]
+    is_float = isinstance(expected[0], float)
+    assert column.dtype == (np.float64 if is_float else object)
+    # A pickle reads the same, in another process.
+    again = pickle.loads(pickle.dumps(read_csv(tmp_path / "a.csv", columns=["x"])))
+    assert again.to_numpy()["x"].tolist() == expected
+
+
+@pytest.mark.parametrize("where", ["first lines", "later lines", "another file"])
+def test_an_integer_that_a_column_of_floats_would_round_is_refused(tmp_path: Path, where: str):
+    large = f"0,{2**53 + 1}\n"
+    lines = [large * (where == "first lines"), "0,0.5\n" * 300, large * (where == "later lines")]
+    (tmp_path / "a.csv").write_text("k,x\n" + "".join(lines))
+    if where == "another file":
+        (tmp_path / "b.csv").write_text("k,x\n" + large)
+
+    with pytest.raises(
+        ConfigError, match=rf"'x' .*{2**53 + 1}, which float64 would round.*dtypes="
+    ):
+        read_csv(tmp_path).to_numpy()
+
+    assert 2.0**53 in read_csv(tmp_path, dtypes={"x": "f8"}).to_numpy()["x"]
+    assert str(2**53 + 1) in read_csv(tmp_path, dtypes={"x": object}).to_numpy()["x"]
+
+
 def test_a_file_without_rows_does_not_say_what_types_the_others_have(tmp_path: Path):
     for name, lines in (("a", ""), ("b", "1,2.5\n"), ("c", "")):
         (tmp_path / f"{name}.csv").write_text(f"x,y\n{lines}")
