@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.batch import Batch
+from hpctrain.data.batch import Batch, concatenate
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Blocks, Source, read_rows
+from hpctrain.data.stream import windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,5 +60,12 @@ class SampledRows:
             return self.source.read(range(0), columns)
         chosen = self._chosen[rows.start : rows.stop]
         span = range(int(chosen[0]), int(chosen[-1]) + 1)
-        batch = read_rows(self.source, span, columns)
-        return {name: array[chosen - span.start] for name, array in batch.items()}
+        pieces = []
+        # The span is 1 / fraction times as large as what is drawn from it.
+        for window in windows(self.source, [span], self.schema.select(columns).row_bytes):
+            first, last = np.searchsorted(chosen, (window.start, window.stop))
+            if first < last:
+                batch = read_rows(self.source, window, columns)
+                drawn = chosen[first:last] - window.start
+                pieces.append({name: array[drawn] for name, array in batch.items()})
+        return concatenate(pieces)
