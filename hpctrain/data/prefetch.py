@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, cast
@@ -63,7 +64,7 @@ def prefetch(
         Tasks that may be begun or done before their result is due; at least `threads` + 2, so that
         no thread runs out of work.
     timeout_s
-        How long to wait for one result, seconds.
+        How long to wait for one result, seconds, without the time in `clock_stopped`.
 
     Raises
     ------
@@ -76,6 +77,28 @@ def prefetch(
         else:
             for task in tasks:
                 yield task()
+
+
+@contextmanager
+def clock_stopped() -> Iterator[None]:
+    """Let the current task take as long as it needs: it does not read, but computes.
+
+    Not collective. Outside of a task it has no effect. What is read in it, with `prefetch`, has a
+    clock of its own.
+    """
+    job: _Job[Any] | None = getattr(_current, "job", None)
+    if job is None:
+        yield
+        return
+    before, job.clock_is_stopped = job.clock_is_stopped, True
+    try:
+        yield
+    finally:
+        job.clock_is_stopped = before
+
+
+_current = threading.local()
+"""The job that a thread works on."""
 
 
 def _done_by_threads(
@@ -121,12 +144,16 @@ class _Job(Generic[_T]):
 
     def __init__(self, task: Callable[[], _T]) -> None:
         self._task = task
+        self.clock_is_stopped = False
+        """Whether nobody should mind how long it takes."""
         self._result: _T | None = None
         self._error: BaseException | None = None
         self._unfinished = threading.Lock()
         self._unfinished.acquire()
 
     def run(self) -> None:
+        # A task may itself read ahead, and work on the jobs of that.
+        outer, _current.job = getattr(_current, "job", None), self
         try:
             self._result = self._task()
         except BaseException as error:
@@ -135,6 +162,7 @@ class _Job(Generic[_T]):
                 # KeyboardInterrupt must not wait until the result is due.
                 raise
         finally:
+            _current.job = outer
             self._unfinished.release()
 
     def leave_out(self) -> None:
@@ -182,7 +210,8 @@ def _help_until_done(job: _Job[_T], queue: SimpleQueue[_Job[_T] | None], timeout
             other.run()
             deadline = None
             continue
-        deadline = deadline or Deadline(timeout_s)
+        if deadline is None or job.clock_is_stopped:
+            deadline = Deadline(timeout_s)
         if not job.wait(min(deadline.left_s, LOOK_INTERVAL_S)) and deadline.is_over:
             raise HpctrainError(
                 f"the next rows were not read within "

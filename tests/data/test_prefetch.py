@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hpctrain.data.prefetch import Buffers, prefetch
+from hpctrain.data.prefetch import Buffers, clock_stopped, prefetch
 from hpctrain.errors import HpctrainError
 
 
@@ -74,6 +74,49 @@ def test_a_task_that_hangs_is_given_up_with_a_message():
 
     def hang():
         started.set()
+        release.wait(60)
+
+    results = prefetch([int, hang], threads=1, ahead=2, timeout_s=0.2)
+    next(results)
+    assert started.wait(timeout=10)
+
+    with pytest.raises(HpctrainError, match=r"not read within 0\.2 s"):
+        next(results)
+    release.set()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_step_that_takes_longer_than_a_read_may_is_waited_for(nested):
+    timeout_s = 0.5
+    release = threading.Event()
+    started = threading.Event()
+
+    def read_and_compute():
+        with clock_stopped():
+            if nested:
+                # What the step reads ahead does not start the clock of the step again.
+                assert list(prefetch([int, int], threads=1)) == [0, 0]
+            started.set()
+            assert release.wait(60)
+        return 1
+
+    results = prefetch([int, read_and_compute, int], threads=1, ahead=3, timeout_s=timeout_s)
+    next(results)
+    assert started.wait(timeout=10)
+    timer = threading.Timer(3 * timeout_s, release.set)
+    timer.start()
+
+    assert list(results) == [1, 0]
+    timer.join()
+
+
+def test_a_task_that_hangs_after_its_step_is_given_up():
+    release = threading.Event()
+    started = threading.Event()
+
+    def hang():
+        with clock_stopped():
+            started.set()
         release.wait(60)
 
     results = prefetch([int, hang], threads=1, ahead=2, timeout_s=0.2)

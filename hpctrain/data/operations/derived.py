@@ -12,6 +12,7 @@ import numpy as np
 from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.operations.description import Description
+from hpctrain.data.prefetch import clock_stopped
 from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, Source, at_epoch, read_rows
 from hpctrain.data.types import common_type
@@ -71,7 +72,7 @@ class DerivedSource:
         schema = self.schema.select(columns)
         batch = read_rows(self.dataset.source, rows, self.dataset.columns_read)
         if self.dataset.steps:
-            with self._one_at_a_time:
+            with clock_stopped(), self._one_at_a_time:
                 batch = self.dataset.apply(batch)
         if not rows:
             return empty(schema)

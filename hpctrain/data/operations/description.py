@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from hpctrain.data.batch import Batch, concatenate, num_rows
 from hpctrain.data.memory import MemorySource
-from hpctrain.data.prefetch import prefetch, spare_threads
+from hpctrain.data.prefetch import clock_stopped, prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Source, memory_bytes, read_rows
 from hpctrain.data.steps import MapBatches, Step, check_kept
@@ -151,7 +151,7 @@ class Description:
 
     def _read_and_apply(self, task: Task, one_at_a_time: Lock) -> Batch:
         batch = task()
-        with one_at_a_time:
+        with clock_stopped(), one_at_a_time:
             return self.apply(batch)
 
     def all_rows(self) -> Batch:

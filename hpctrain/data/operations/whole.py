@@ -15,6 +15,7 @@ from hpctrain.data.memory import MemorySource
 from hpctrain.data.operations.arrow import to_arrow_with_missing
 from hpctrain.data.operations.description import Description
 from hpctrain.data.optional import require
+from hpctrain.data.prefetch import clock_stopped
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Blocks, SingleRows, Source
 from hpctrain.errors import ConfigError
@@ -63,7 +64,7 @@ class WholeSource(SingleRows):
     @property
     def rows(self) -> MemorySource:
         """The rows, computed at first use."""
-        with self._once:
+        with clock_stopped(), self._once:
             if not self._computed:
                 self._computed.append(MemorySource(arrays=self.operation(self.dataset)))
         return self._computed[0]

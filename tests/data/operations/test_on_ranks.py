@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hpctrain.data import Dataset, from_items, range, read_parquet
+from hpctrain.data import Dataset, from_items, prefetch, range, read_parquet
 from hpctrain.data.identity import files_of
 
 ROWS = 23
@@ -141,3 +141,28 @@ def test_batches_without_a_size_are_some_mib_and_as_many_on_each_rank():
     assert (
         sum(len(b["x"]) for b in wide.iter_batches(batch_size=None, batch_format="default")) == 5000
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows, step: rows.map_batches(step),
+        lambda rows, step: rows.map_batches(step).union(rows.map_batches(step)),
+        lambda rows, step: rows.map_batches(step).sort("id"),
+    ],
+)
+def test_no_clock_runs_while_a_function_of_the_user_does(make):
+    stopped = []
+
+    def step(batch):
+        job = getattr(prefetch._current, "job", None)
+        stopped.append(None if job is None else job.clock_is_stopped)
+        return batch
+
+    rows = make(range(1000), step)
+    stopped.clear()
+    batches = rows.shard(rank=0, world_size=1).iter_batches(batch_size=10)
+
+    assert sum(len(batch["id"]) for batch in batches) == rows.count()
+    assert True in stopped
+    assert False not in stopped
