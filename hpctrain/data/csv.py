@@ -26,6 +26,7 @@ from hpctrain.data.large_integers import (
     has_large_floats,
     integers_of_decimals,
 )
+from hpctrain.data.object_bytes import OVERHEAD_BYTES
 from hpctrain.data.optional import require
 from hpctrain.data.schema import Column, Schema, check_columns, check_unique
 from hpctrain.data.source import Blocks, Source
@@ -278,7 +279,10 @@ def _describe(
             dtype, kind = _guessed(column)
             in_file |= {} if kind is None else {name: kind}
         dtype = np.dtype(object) if dtype is None or dtype.kind in "US" else dtype
-        described.append((name, Column(dtype=dtype)))
+        size = 0
+        if dtype.hasobject and column is not None:
+            size = column.nbytes // max(len(column), 1) + OVERHEAD_BYTES
+        described.append((name, Column(dtype=dtype, object_bytes=size)))
         if dtype.kind == "M" and getattr(getattr(column, "type", None), "tz", None) is not None:
             in_file[name] = _ZONED
     return CsvSource(

@@ -148,4 +148,4 @@ def open_documents(paths: Paths, suffixes: Sequence[str], load: Load) -> Source:
 
 def _describe(load: Load, path: str) -> tuple[int, Schema]:
     batch = load(path)
-    return num_rows(batch), Schema.of(batch)
+    return num_rows(batch), Schema.of_read(batch)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +24,9 @@ from hpctrain.errors import ConfigError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
 
+_MEASURED = 64
+_OPENING_BYTES = 16 * 2**10
+"""To open a file takes about as long as to read so much."""
 _OBJECT = Column(dtype=np.dtype(object))
 # Types of Pillow's pixels by mode; those of other modes are bytes.
 _TYPES = {"1": np.bool_, "I": np.int32, "F": np.float32, "I;16": np.uint16}
@@ -124,9 +129,9 @@ class FileRows(SingleRows):
         return list(self.paths)
 
     def blocks(self) -> Blocks:
-        """Return blocks of a few MiB, or of 64 files. Not collective."""
-        is_known = not self.schema.objects
-        return Blocks([(self.num_rows, block_rows(self.schema) if is_known else 64)])
+        """Return blocks of a few MiB, for objects of at most 64 files. Not collective."""
+        rows = block_rows(self.schema)
+        return Blocks([(self.num_rows, min(rows, 64) if self.schema.objects else rows)])
 
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
@@ -145,7 +150,12 @@ class FileRows(SingleRows):
 def open_binary_files(paths: Paths, *, include_paths: bool) -> Source:
     """Return a row for each file. Not collective."""
     files = tuple(find_files(paths, [""]))
-    return _file_rows(files, LoadBytes(), _OBJECT, include_paths)
+    # Nothing but the size of some files, spread over all.
+    some = files[:: -(-len(files) // _MEASURED)]
+    size = sum(describe_all(some, os.path.getsize)) // len(some)
+    return _file_rows(
+        files, LoadBytes(), replace(_OBJECT, object_bytes=max(size, _OPENING_BYTES)), include_paths
+    )
 
 
 def open_images(
@@ -162,7 +172,8 @@ def open_images(
     load = LoadImage(None if size is None else _size(size), _mode(mode))
     columns = set(describe_all(files, load.describe))
     # Images of different sizes are objects.
-    column = columns.pop() if len(columns) == 1 else _OBJECT
+    largest = max(column.row_bytes for column in columns)
+    column = columns.pop() if len(columns) == 1 else replace(_OBJECT, object_bytes=largest)
     return _file_rows(files, load, column, include_paths)
 
 
@@ -192,7 +203,9 @@ def _file_rows(
     files: tuple[str, ...], load: LoadFile, column: Column, include_paths: bool
 ) -> Source:
     columns = [(load.column, column)] + (
-        [("path", _OBJECT)] if flag("include_paths", include_paths) else []
+        [("path", replace(_OBJECT, object_bytes=sys.getsizeof(files[0])))]
+        if flag("include_paths", include_paths)
+        else []
     )
     return FileRows(paths=files, load=load, schema=Schema(tuple(columns)))
 

@@ -16,6 +16,7 @@ from hpctrain.data.batch import Batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.formats import as_column
 from hpctrain.data.memory import MemorySource
+from hpctrain.data.object_bytes import OVERHEAD_BYTES
 from hpctrain.data.schema import Column, Schema, check_unique
 from hpctrain.data.shard import items_of
 from hpctrain.data.source import SingleRows, Source
@@ -112,7 +113,7 @@ def open_torch(dataset: Any, names: Sequence[str] | None) -> Source:
     (item,) = items_of(dataset, [0])
     columns = _names_of(item, names)
     first = {name: _stack([value]) for name, value in _as_dict(item, columns).items()}
-    return TorchSource(dataset=dataset, names=columns, schema=Schema.of(first))
+    return TorchSource(dataset=dataset, names=columns, schema=Schema.of_read(first))
 
 
 def _is_plain_tensors(dataset: Any) -> bool:
@@ -149,7 +150,7 @@ def open_huggingface(dataset: Any) -> Source:
                 "from_huggingface(): the dataset is empty and has a transform, so its columns are "
                 "unknown. Give a dataset with at least one row."
             )
-        schema = Schema.of(_transformed(dataset, range(min(len(dataset), 2))))
+        schema = Schema.of_read(_transformed(dataset, range(min(len(dataset), 2))))
         return HuggingFaceSource(dataset=dataset, schema=schema)
     described = []
     table = dataset.data
@@ -159,7 +160,8 @@ def open_huggingface(dataset: Any) -> Source:
         dtype, shape = column_type(column.type)
         if dtype.kind in "iub" and column.null_count:
             dtype = np.dtype(object) if dtype.kind == "b" else np.dtype(np.float64)
-        described.append((name, Column(dtype=dtype, shape=shape)))
+        size = column.nbytes // max(len(column), 1) + OVERHEAD_BYTES if dtype.hasobject else 0
+        described.append((name, Column(dtype=dtype, shape=shape, object_bytes=size)))
     return HuggingFaceSource(dataset=dataset, schema=Schema(tuple(described)))
 
 

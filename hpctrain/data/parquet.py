@@ -15,6 +15,7 @@ from hpctrain.data.batch import Batch
 from hpctrain.data.categories import Categories, categories_of, union, with_categories
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all
+from hpctrain.data.object_bytes import OVERHEAD_BYTES
 from hpctrain.data.open_files import OpenFiles
 from hpctrain.data.optional import require
 from hpctrain.data.partitions import Keys, find_partitions, key_types
@@ -184,6 +185,7 @@ def _describe_open(
     schema = Schema(
         tuple((n, Column(dtype=t[0], shape=t[1])) for n, t in zip(names, types, strict=True))
     )
+    schema = _with_sizes(schema, footer)
     schema = _with_categories(
         schema,
         {name: _read_categories(file, name) for name in names if name in arrow.names},
@@ -204,6 +206,24 @@ def _describe_open(
         if c.dtype.kind in "iu" and c.dtype.itemsize == 8
     }
     return source, missing, large
+
+
+def _with_sizes(schema: Schema, footer: Any) -> Schema:
+    """Return a schema with about the size of objects: that of the first row group that has rows."""
+    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    if not schema.objects or (group := next((g for g in groups if g.num_rows), None)) is None:
+        return schema
+    sizes: dict[str, int] = {}
+    for at in range(group.num_columns):
+        chunk = group.column(at)
+        name = chunk.path_in_schema.partition(".")[0]
+        sizes[name] = sizes.get(name, 0) + chunk.total_uncompressed_size
+
+    def sized(name: str, column: Column) -> Column:
+        size = sizes.get(name, 0) // group.num_rows + OVERHEAD_BYTES
+        return replace(column, object_bytes=size) if column.dtype.hasobject else column
+
+    return Schema(tuple((name, sized(name, column)) for name, column in schema.items()))
 
 
 def _with_room(

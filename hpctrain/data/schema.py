@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hpctrain.checks import shown
 from hpctrain.data.arguments import items_of
 from hpctrain.data.categories import categories_of
+from hpctrain.data.object_bytes import object_bytes
 from hpctrain.errors import ConfigError
 
 
@@ -22,6 +23,9 @@ class Column:
     """NumPy's type; ``object`` for strings and for values without a NumPy type."""
     shape: tuple[int, ...] = ()
     """Shape of one row: empty for a number, ``(28, 28)`` for an image."""
+    object_bytes: int = field(default=0, compare=False, repr=False)
+    """About how many bytes an object takes besides its pointer, measured on the first rows; 0 for
+    numbers, and for objects that are in memory already."""
 
     def __str__(self) -> str:
         """Return type and shape, in short form."""
@@ -31,8 +35,9 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in memory; an object counts as a pointer."""
-        return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
+        """Bytes of one row in memory, about so for objects."""
+        size = self.dtype.itemsize + self.object_bytes
+        return int(size * np.prod(self.shape, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,16 @@ class Schema(Mapping[str, Column]):
         """Return the schema of arrays that have a row per element. Not collective."""
         return Schema(
             tuple((name, Column(dtype=a.dtype, shape=a.shape[1:])) for name, a in batch.items())
+        )
+
+    @staticmethod
+    def of_read(batch: Mapping[str, np.ndarray]) -> Schema:
+        """Return the schema of rows that are read when they are needed. Not collective."""
+        return Schema(
+            tuple(
+                (name, replace(column, object_bytes=object_bytes(batch[name])))
+                for name, column in Schema.of(batch).items()
+            )
         )
 
     def __getitem__(self, name: str) -> Column:

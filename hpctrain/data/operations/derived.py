@@ -125,7 +125,8 @@ def union_schema(schemas: Sequence[Schema]) -> Schema:
         dtype = kinds[0] if len(set(kinds)) == 1 else common_type(kinds, name)
         if len(columns) < len(schemas):
             dtype = _missing_type(dtype)
-        found[name] = Column(dtype=dtype, shape=columns[0].shape)
+        size = max(column.object_bytes for column in columns)
+        found[name] = Column(dtype=dtype, shape=columns[0].shape, object_bytes=size)
     return Schema(tuple(found.items()))
 
 

@@ -111,7 +111,7 @@ class Description:
         if not made:
             # A filter dropped these rows: look for the first rows that it keeps.
             made = next((piece for piece in self.all_pieces() if piece), made)
-        return Schema.of(made)
+        return Schema.of_read(made)
 
     def count(self) -> int:
         """Return the number of rows; makes a pass over the data if steps may change it.
