@@ -147,7 +147,8 @@ def open_parquet(paths: Paths, *, columns: Sequence[str] | None) -> Source:
 
 def _large_of(path: str, names: Iterable[str]) -> frozenset[str]:
     with _open(path) as file:
-        return frozenset(name for name in names if _has_large(file, name, may_read=True))
+        leaves = _leaves(file.metadata)
+        return frozenset(name for name in names if _has_large(file, name, leaves, may_read=True))
 
 
 def _describe(
@@ -169,8 +170,9 @@ def _describe_open(
     key_types: Mapping[str, np.dtype],
 ) -> tuple[ParquetSource, frozenset[str], dict[str, bool | None]]:
     footer, arrow = file.metadata, file.schema_arrow
+    in_file = {field.name: field.type for field in arrow}
     # A column of the file takes precedence over the name of its directory.
-    keys = tuple((name, value) for name, value in keys if name not in arrow.names)
+    keys = tuple((name, value) for name, value in keys if name not in in_file)
     there = [*arrow.names, *(name for name, _ in keys)]
     names = there if columns is None else columns
     try:
@@ -179,8 +181,7 @@ def _describe_open(
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     types = [
-        column_type(arrow.field(name).type) if name in arrow.names else (key_types[name], ())
-        for name in names
+        column_type(in_file[name]) if name in in_file else (key_types[name], ()) for name in names
     ]
     schema = Schema(
         tuple((n, Column(dtype=t[0], shape=t[1])) for n, t in zip(names, types, strict=True))
@@ -188,7 +189,7 @@ def _describe_open(
     schema = _with_sizes(schema, footer)
     schema = _with_categories(
         schema,
-        {name: _read_categories(file, name) for name in names if name in arrow.names},
+        {n: _read_categories(file, n, in_file[n]) for n in names if n in in_file},
     )
     sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
     source = ParquetSource(
@@ -197,11 +198,14 @@ def _describe_open(
         schema=schema,
         keys=tuple((name, value) for name, value in keys if name in schema),
     )
+    leaves = _leaves(footer)
     missing = frozenset(
-        name for name, c in schema.items() if c.dtype.kind in "iub" and _has_missing(file, name)
+        name
+        for name, c in schema.items()
+        if c.dtype.kind in "iub" and _has_missing(file, name, leaves)
     )
     large = {
-        name: _has_large(file, name, may_read=name in missing)
+        name: _has_large(file, name, leaves, may_read=name in missing)
         for name, c in schema.items()
         if c.dtype.kind in "iu" and c.dtype.itemsize == 8
     }
@@ -216,7 +220,8 @@ def _with_sizes(schema: Schema, footer: Any) -> Schema:
     sizes: dict[str, int] = {}
     for at in range(group.num_columns):
         chunk = group.column(at)
-        name = chunk.path_in_schema.partition(".")[0]
+        path = chunk.path_in_schema
+        name = path if path in schema else path.partition(".")[0]
         sizes[name] = sizes.get(name, 0) + chunk.total_uncompressed_size
 
     def sized(name: str, column: Column) -> Column:
@@ -259,13 +264,13 @@ def _shared_categories(sources: Sequence[ParquetSource]) -> dict[str, Categories
     return {name: union([*map(categories_of, found)]) for name, found in dtypes.items()}
 
 
-def _read_categories(file: Any, name: str) -> Categories | None:
+def _read_categories(file: Any, name: str, kind: Any) -> Categories | None:
     """Return the categories of an Arrow dictionary column, over all row groups.
 
     A file stores them with the values, so this reads the column.
     """
     pyarrow = require("pyarrow", to="to read Parquet files")
-    if not pyarrow.types.is_dictionary(file.schema_arrow.field(name).type):
+    if not pyarrow.types.is_dictionary(kind):
         return None
     found = []
     for number in range(file.metadata.num_row_groups):
@@ -278,10 +283,15 @@ def _read_categories(file: Any, name: str) -> Categories | None:
     return None if categories is None or len(categories.values) > MOST_CATEGORIES else categories
 
 
-def _has_large(file: Any, name: str, *, may_read: bool) -> bool | None:
+def _leaves(footer: Any) -> dict[str, int]:
+    """Return the number of each column without columns below it, by its path."""
+    schema = footer.schema
+    return {schema.column(number).path: number for number in range(footer.num_columns)}
+
+
+def _has_large(file: Any, name: str, leaves: Mapping[str, int], *, may_read: bool) -> bool | None:
     """Return whether a column has integers that are not exact as floats; None if unknown."""
     footer = file.metadata
-    leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     if name not in leaves:
         return False
     is_known = True
@@ -300,10 +310,9 @@ def _has_large(file: Any, name: str, *, may_read: bool) -> bool | None:
     return False if is_known else None
 
 
-def _has_missing(file: Any, name: str) -> bool:
+def _has_missing(file: Any, name: str, leaves: Mapping[str, int]) -> bool:
     """Return whether a column of plain values misses some; read it if statistics are lacking."""
     footer = file.metadata
-    leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     if name not in leaves or footer.schema.column(leaves[name]).max_definition_level == 0:
         return False
     for number in range(footer.num_row_groups):

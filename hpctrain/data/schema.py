@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -72,12 +74,18 @@ class Schema(Mapping[str, Column]):
             )
         )
 
+    @cached_property
+    def _by_name(self) -> dict[str, Column]:
+        # The first of columns of the same name, until `check_unique` refuses them.
+        return dict(reversed(self.items_))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is computed from the rest."""
+        return {"items_": self.items_}
+
     def __getitem__(self, name: str) -> Column:
         """Return a column."""
-        for known, column in self.items_:
-            if known == name:
-                return column
-        raise KeyError(name)
+        return self._by_name[name]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""

@@ -13,6 +13,7 @@ from hpctrain.data import from_arrow, from_numpy, from_pandas, read_csv, read_pa
 from hpctrain.data.parquet import ParquetSource
 from hpctrain.data.source import Concatenated
 from hpctrain.errors import ConfigError
+from tests.instructions import count_instructions
 
 
 def write(path: Path, first: int, rows: int, **options: int) -> Path:
@@ -230,3 +231,14 @@ def test_a_row_of_an_array_that_is_missing_is_said(tmp_path: Path):
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match=r"rows 0 to 2: .*An array is missing in a row"):
         read_parquet(tmp_path / "a.parquet").to_numpy()
+
+
+def test_the_work_for_a_column_does_not_depend_on_the_number_of_columns(tmp_path: Path):
+    def instructions(columns: int) -> int:
+        path = tmp_path / f"{columns}.parquet"
+        parquet.write_table(pyarrow.table({f"c{at}": [1, 2] for at in range(columns)}), path)
+        return count_instructions(lambda: read_parquet(path).source.read(range(2), None))
+
+    instructions(1)
+
+    assert instructions(200) < 12 * instructions(20)
