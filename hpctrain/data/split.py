@@ -75,9 +75,7 @@ def left_over(num_rows: int, taken: Sequence[Taken]) -> list[range]:
     """
     ranges = [range(num_rows)]
     for some in taken:
-        parts = [
-            part_of(ranges, rank=r, world_size=some.world_size) for r in range(some.world_size)
-        ]
+        parts = _parts(ranges, some.world_size)
         largest = sum(map(len, parts[0]))
         rest: list[range] = []
         for part in parts:
@@ -86,6 +84,22 @@ def left_over(num_rows: int, taken: Sequence[Taken]) -> list[range]:
             rest += take_rows(part, range(max(used, 0), length))
         ranges = _merged(rest)
     return ranges
+
+
+def _parts(ranges: Sequence[range], world_size: int) -> list[list[range]]:
+    """Return the `part_of` each rank, in one sweep over the ranges."""
+    total = sum(map(len, ranges))
+    following, rows = iter(ranges), range(0)
+    parts = []
+    for rank in range(world_size):
+        missing = len(shard_rows(total, rank=rank, world_size=world_size))
+        part: list[range] = []
+        while missing:
+            rows = rows or next(following)
+            part.append(rows[:missing])
+            missing, rows = missing - len(part[-1]), rows[missing:]
+        parts.append(part)
+    return parts
 
 
 def check_tail(tail: str) -> None:
