@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,10 @@ def _save(ranks: Ranks, folder: Path, name: str, mib: str, kind: str) -> None:
         for way, save in checkpoint_peers.SAVES.items():
             checkpoint_peers.empty(folder / f"{name}-{way}")
             save(folder / f"{name}-{way}", tensors)
-    write_state(folder / name, flatten_state(others={"state": tensors}), ranks=ranks.comm)
+    state = flatten_state(others={"state": tensors})
+    # Each rank writes a part of them, as of parameters.
+    state = replace(state, replicated=frozenset(state.tensors))
+    write_state(folder / name, state, ranks=ranks.comm)
     if ranks.comm.rank == 0:
         (folder / name / "kind").write_text(f"{mib} {kind}")
 

@@ -129,7 +129,13 @@ def _action(
 ) -> Callable[[], None]:
     if arm == "ours":
         # With a process group ranks talk to each other through that, else there is one rank.
-        return lambda: save_state(place, state=state)
+        model = torch.nn.ParameterDict(
+            {
+                name.replace(".", "_"): torch.nn.Parameter(tensor, requires_grad=False)
+                for name, tensor in state.items()
+            }
+        )
+        return lambda: save_state(place, model=model)
     if arm.startswith("raw:"):
         path, threads = place / f"{comm.rank}.raw", int(arm.removeprefix("raw:"))
         return lambda: raw_disk.write_direct(path, raw, threads=threads)

@@ -14,6 +14,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from hpctrain.torch.state.layout.block_targets import Memory
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
 from hpctrain.torch.state.state_dict import optimizer as optimizer_states
-from hpctrain.torch.state.state_dict.flatten import flatten_state
+from hpctrain.torch.state.state_dict.flatten import FlatState, flatten_state
 from hpctrain.world import SerialComm
 from tests.damage import flip_bit
 from tests.waiting import wait_until
@@ -395,7 +396,7 @@ def test_replicas_read_each_byte_once_and_send_it_on(
     tmp_path: Path, writers: int, readers: int
 ) -> None:
     content = {"w": torch.randn(5, 1_000_003), "b": torch.arange(7), "empty": torch.empty(0, 3)}
-    state = flatten_state(others={"part": content})
+    state = _replicated(content)
     run_on_threads(writers, lambda comm: write_state(tmp_path / "s", state, ranks=comm))
     mine = [{name: torch.zeros_like(t) for name, t in content.items()} for _ in range(readers)]
     results = _load_on(readers, tmp_path / "s", mine)
@@ -406,9 +407,15 @@ def test_replicas_read_each_byte_once_and_send_it_on(
     assert sum(sent for _, sent in results) == data * (readers - 1)
 
 
+def _replicated(content: dict[str, torch.Tensor]) -> FlatState:
+    """Return a state of which each rank writes a part, as of parameters."""
+    state = flatten_state(others={"part": content})
+    return replace(state, replicated=frozenset(state.tensors))
+
+
 def _two_written(directory: Path, content: dict[str, torch.Tensor]) -> list[Path]:
     """Save on two ranks; return the files."""
-    state = flatten_state(others={"part": content})
+    state = _replicated(content)
     run_on_threads(2, lambda comm: write_state(directory, state, ranks=comm))
     return sorted(directory.glob("*.safetensors"))
 

@@ -155,7 +155,8 @@ def _small_disk() -> Callable[[dict[str, Any]], list[str]]:
             if rank == 1:
                 limit = 1_000_000 if step == 2 else resource.RLIM_INFINITY
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            weights = {"w": torch.full((1_000_000,), step)}
+            weight = torch.nn.Parameter(torch.full((1_000_000,), step), requires_grad=False)
+            weights = torch.nn.ParameterDict({"w": weight})
             mode = CheckpointUploadMode[config["mode"]]
             try:
                 hpctrain.torch.report_state({"step": step}, weights=weights, mode=mode)

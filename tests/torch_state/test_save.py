@@ -165,6 +165,41 @@ def test_buffers_are_those_of_the_lowest_rank(tmp_path: Path) -> None:
     assert max(sizes) < 1.3 * min(sizes), sizes
 
 
+def test_a_tensor_that_may_differ_is_wholly_that_of_the_lowest_rank(tmp_path: Path) -> None:
+    class Watched(nn.Linear):
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            # As torchmetrics saves what it has counted.
+            destination[f"{prefix}seen"] = self.seen
+
+    def save(comm: ThreadComm) -> None:
+        model = Watched(300, 300)
+        model.seen = torch.full((5000,), float(comm.rank))
+        generator = torch.Generator().manual_seed(comm.rank)
+        state = flatten_state(model=model, others={"rng": {"torch": generator.get_state()}})
+        write_state(tmp_path / "s", state, ranks=comm)
+
+    run_on_threads(3, save)
+    index, tensors = _read(tmp_path / "s")
+    assert torch.equal(tensors["rng.torch"], torch.Generator().manual_seed(0).get_state())
+    assert torch.equal(tensors["model.seen"], torch.zeros(5000))
+    sizes = [file.layout.data_bytes for file in index.files]
+    assert max(sizes) < 1.1 * min(sizes), sizes
+
+
+def test_what_has_the_memory_of_a_parameter_is_shared_out_like_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(300, 300)
+    for number, others in enumerate(({"ema": model.state_dict()}, {"net": model})):
+        state = flatten_state(others={"a": model.state_dict(), **others, "model": model})
+        path = tmp_path / str(number)
+        run_on_threads(3, lambda comm, s=state, p=path: write_state(p, s, ranks=comm))
+        index, tensors = _read(path)
+        assert set(tensors) == {"a.weight", "a.bias"}
+        sizes = [file.layout.data_bytes for file in index.files]
+        assert max(sizes) < 1.1 * min(sizes), sizes
+
+
 def test_a_buffer_under_another_name_is_that_of_the_lowest_rank(tmp_path: Path) -> None:
     def save(comm: ThreadComm) -> None:
         module = nn.BatchNorm1d(5000)

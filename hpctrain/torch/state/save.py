@@ -40,8 +40,8 @@ def save_state(
     Collective: every rank calls it, with the same names. It returns when all of it is on disk.
 
     Each rank writes one file, which safetensors can read; a sharded model is not gathered, and of
-    what all ranks have, each writes a part. Every 8 MiB have a digest. Extra memory is 16 MiB a
-    rank, kept for the next time.
+    parameters and optimizer state that all ranks have, each writes a part. Every 8 MiB have a
+    digest. Extra memory is 16 MiB a rank, kept for the next time.
 
     Parameters
     ----------
@@ -53,9 +53,10 @@ def save_state(
         Of its parameters; one or several.
     **others
         What else there is, by name: models, schedulers, scalers, whatever has ``state_dict()``
-        and ``load_state_dict()``, and dicts of tensors, numbers, strings, lists ... What is not
-        sharded is taken to be the same on all ranks; of buffers of modules, and of what is no
-        tensor, rank 0's are saved.
+        and ``load_state_dict()``, and dicts of tensors, numbers, strings, lists ... Parameters
+        and the state of optimizers are taken to be the same on all ranks, if they are not sharded;
+        of all else that is not sharded rank 0's is saved, and rank 0 writes it. Hence give a module
+        and not a large ``dict(module.state_dict())`` whose memory is none of the model's.
 
     Raises
     ------

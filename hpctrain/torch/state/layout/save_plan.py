@@ -52,9 +52,9 @@ def plan_save(state: FlatState, *, communicator: Communicator, stage: str = PLAN
     the state of some ranks alone may change from call to call.
 
     Tensors that are sharded are written by who holds them. Those that are replicated are shared
-    out, so that each byte is written once, and all ranks write equally many; buffers of modules,
-    which ranks may have with other values, are the lowest rank's. Of tensors that share
-    their memory one is written, and the index has the names of the others.
+    out, so that each byte is written once, and all ranks write equally many. Those that ranks may
+    have with other values, such as buffers of modules, are written by the lowest rank. Of tensors
+    that share their memory one is written, and the index has the names of the others.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class _LocalTensors:
 
     @cached_property
     def held(self) -> _Held:
-        return _Held.of(self.shards, self._state.buffers)
+        return _Held.of(self.shards, self._state.replicated)
 
     def source(self, layout: StateFile) -> BlockSource:
         """Return where the blocks of this rank's file come from."""
@@ -155,19 +155,22 @@ class _Held:
     shards: tuple[Shard, ...]
     aliases: Mapping[str, str]
     """Names of tensors that have the memory of one before them, and its name."""
-    buffers: tuple[str, ...]
-    """As in the state."""
+    whole: tuple[str, ...]
+    """Names of tensors that other ranks may have with other values."""
 
     @classmethod
-    def of(cls, shards: Mapping[str, LocalShard], buffers: Collection[str]) -> _Held:
+    def of(cls, shards: Mapping[str, LocalShard], replicated: Collection[str]) -> _Held:
+        aliases = _aliases(shards)
+        # In a dict, the memory of a parameter is still a parameter.
+        same = {aliases.get(name, name) for name in replicated}
         return cls(
             shards=tuple(local.shard for local in shards.values()),
-            aliases=_aliases(shards),
-            buffers=tuple(sorted(shards.keys() & set(buffers))),
+            aliases=aliases,
+            whole=tuple(name for name in shards if aliases.get(name, name) not in same),
         )
 
     def digest(self) -> bytes:
-        sent = (self.shards, tuple(self.aliases.items()), self.buffers)
+        sent = (self.shards, tuple(self.aliases.items()), self.whole)
         content = pickle.dumps(sent, protocol=4)
         return xxhash.xxh3_128_digest(content)
 
@@ -203,7 +206,7 @@ def _cache_key(state: FlatState) -> list[Any] | None:
     """Return all that a plan depends on, and where tensors are; None if some are at no address."""
     import torch
 
-    found: list[Any] = [state.buffers]
+    found: list[Any] = [state.replicated]
     for name, tensor in state.tensors.items():
         local = getattr(tensor, "_local_tensor", tensor)
         if local.layout is not torch.strided:
@@ -245,8 +248,8 @@ def _assign(own: _Held, ranks: Communicator, *, replicated: bool) -> _Assignment
         held = exchange(ranks, "sharing out", own)
         holders = _holders(held)
     aliases = _agreed_aliases(held)
-    buffers = {aliases.get(name, name) for its in held for name in its.buffers}
-    holders = {shard: who[:1] if shard.name in buffers else who for shard, who in holders.items()}
+    whole = {aliases.get(name, name) for its in held for name in its.whole}
+    holders = {shard: who[:1] if shard.name in whole else who for shard, who in holders.items()}
     shards = [shard for shard in holders if shard.name not in aliases]
     shapes = _checked_shapes(shards)
     shards = _without_empty(shards)

@@ -17,6 +17,7 @@ from hpctrain.torch.state.state_dict.optimizer import (
     saved_by_numbers,
 )
 from hpctrain.torch.state.state_dict.pytree import (
+    is_sharded,
     is_tensor,
     keys_survive_json,
     leaves,
@@ -45,8 +46,9 @@ class FlatState:
 
     tensors: Mapping[str, torch.Tensor]
     """The live ones, or views of them: what is read into them has been loaded."""
-    buffers: frozenset[str]
-    """Names of those tensors that ranks may have with other values: the lowest one's count."""
+    replicated: frozenset[str]
+    """Names of those tensors of which ranks have the same values, or shards. Of others, which may
+    differ, as states of random generators do, the lowest rank's count."""
     values: Mapping[str, Any]
     """JSON; of what has no tensor in it, the whole tree has one name."""
     objects: tuple[Stateful, ...]
@@ -138,6 +140,7 @@ def flatten_state(
     """
     objects = _objects(model, optimizer, others or {}, saved)
     tensors: dict[str, torch.Tensor] = {}
+    replicated: set[str] = set()
     values: dict[str, Any] = {}
     for stateful in objects:
         for name, leaf, is_one in leaves(stateful.name, stateful.tree, keep=stateful.keep_top):
@@ -146,14 +149,18 @@ def flatten_state(
                     f"two things of the state are called {name}. Rename one: names are keys, "
                     f"joined with dots."
                 )
-            if is_one:
-                tensors[name] = leaf
-            else:
+            if not is_one:
                 values[name] = encode(leaf, name=name)
-    buffers = frozenset(
-        f"{stateful.name}.{key}" for stateful in objects for key in stateful.buffers
+                continue
+            tensors[name] = leaf
+            if is_sharded(leaf) or stateful.is_replicated(name):
+                replicated.add(name)
+    return FlatState(
+        tensors=tensors,
+        replicated=frozenset(replicated),
+        values=values,
+        objects=tuple(objects),
     )
-    return FlatState(tensors=tensors, buffers=buffers, values=values, objects=tuple(objects))
 
 
 def _objects(
@@ -203,10 +210,10 @@ def _other_stateful(
             names = {p: its_name for m in models for p, its_name in parameter_names(m).items()}
         return optimizer_stateful(name, [other], names, saved)
     check_is_whole(name, other)
+    is_optimizer = isinstance(other, torch.optim.Optimizer)
     if hasattr(other, "state_dict") and hasattr(other, "load_state_dict"):
         tree, restore = other.state_dict(), other.load_state_dict
-        make = maker(name, other) if isinstance(other, torch.optim.Optimizer) else None
-        tree = with_saved_treedef(name, tree, saved, make)
+        tree = with_saved_treedef(name, tree, saved, maker(name, other) if is_optimizer else None)
     elif isinstance(other, dict):
         tree, restore = with_saved_treedef(name, other, saved), other.update
         if saved is not None and tree is not other:
@@ -215,4 +222,10 @@ def _other_stateful(
             tree = merge(tree, other)
     else:
         raise refusal(name, other)
-    return Stateful(name=name, tree=tree, restore=restore, with_treedef={name: tree})
+    return Stateful(
+        name=name,
+        tree=tree,
+        restore=restore,
+        is_replicated=lambda _: is_optimizer,
+        with_treedef={name: tree},
+    )

@@ -65,10 +65,16 @@ def model_stateful(name: str, model: torch.nn.Module, saved: SavedTrees | None) 
             model.load_state_dict(given, strict=False)
 
     with_treedef = {f"{name}.{key}": tree[key] for key in extra}
-    # As DistributedDataParallel has it: it gives rank 0's to the others before each forward pass.
-    buffers = {plain(key) for key, _ in model.named_buffers(remove_duplicate=False)}
+    # Of buffers DistributedDataParallel gives rank 0's to the others before each forward pass.
+    parameters = {
+        f"{name}.{plain(key)}" for key, _ in model.named_parameters(remove_duplicate=False)
+    }
     return Stateful(
-        name=name, tree=tree, restore=restore, buffers=buffers, with_treedef=with_treedef
+        name=name,
+        tree=tree,
+        restore=restore,
+        is_replicated=parameters.__contains__,
+        with_treedef=with_treedef,
     )
 
 

@@ -126,6 +126,7 @@ def optimizer_stateful(
         tree=tree,
         restore=partial(_restore, optimizers, owners, groups),
         keep_top=keep_top,
+        is_replicated=lambda _: True,
         with_treedef={name: tree},
     )
 

@@ -5,7 +5,7 @@ Each refusal says what to give in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ class Stateful:
     """Load a tree of the same treedef, whose tensors have been read."""
     keep_top: bool = False
     """Whether each key of the tree has a name, also one below which there is no tensor."""
-    buffers: Collection[str] = ()
-    """Which keys of the tree are buffers of a module, of which each rank may have its own."""
+    is_replicated: Callable[[str], bool] = lambda _: False
+    """Whether all ranks that hold the tensor of this name have the same values in it."""
     with_treedef: Mapping[str, Any] = field(default_factory=dict)
     """Trees whose treedef is saved too, as they may have another one by then; by name."""
 
