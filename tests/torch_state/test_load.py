@@ -8,12 +8,14 @@ import json
 import os
 import queue
 import re
+import resource
 import subprocess
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
 from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.torch import load_state, save_state
-from hpctrain.torch.state.engine import read_blocks
+from hpctrain.torch.state.engine import open_readers, read_blocks
 from hpctrain.torch.state.engine.transport import Pending
 from hpctrain.torch.state.layout.block_targets import Memory
 from hpctrain.torch.state.load import load_into
@@ -595,7 +597,7 @@ def test_a_file_that_cannot_be_opened_is_told_on_all_with_what_to_do(
             raise CheckpointError(f"{path} cannot be opened: {os.strerror(errno.EACCES)}.")
         return BlockReader(path, layout)
 
-    monkeypatch.setattr(read_blocks, "BlockReader", refuse)
+    monkeypatch.setattr(open_readers, "BlockReader", refuse)
     live = {name: torch.full_like(value, 7) for name, value in CONTENT.items()}
     message = _refused(tmp_path / "s", live)
     expected = f"{second} cannot be opened: Permission denied. Load another checkpoint. Nothing was"
@@ -650,6 +652,51 @@ def test_a_flipped_bit_is_told_on_all_ranks_with_file_and_tensor(tmp_path: Path)
     message = _refused(tmp_path / "s", live)
     assert f"{second} is damaged: block 1 of 2, with part.w, has digest" in message
     assert "cannot be used any more: load another checkpoint" in message
+
+
+def _written_by(ranks: int, directory: Path) -> dict[str, torch.Tensor]:
+    content = {"w": torch.arange(1000.0 * ranks).view(ranks, 1000)}
+    state = _replicated(content)
+    run_on_threads(ranks, lambda comm: write_state(directory, state, ranks=comm))
+    assert len(list(directory.glob("*.safetensors"))) == ranks
+    return content
+
+
+@contextmanager
+def _limit_of_files(more: int) -> Iterator[None]:
+    """Let this process have so many more open files than it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_one_process_loads_more_files_than_it_may_have_open(tmp_path: Path) -> None:
+    content = _written_by(100, tmp_path / "s")
+    live = {"w": torch.zeros(100, 1000)}
+    with _limit_of_files(160):
+        load_state(tmp_path / "s", part=live)
+    _assert_equal(content, live)
+
+
+def test_a_process_that_may_open_too_few_files_is_told_the_limit(tmp_path: Path) -> None:
+    _written_by(9, tmp_path / "s")
+    with _limit_of_files(8), pytest.raises(CheckpointError, match=r"Too many .*ulimit -n\)\. Noth"):
+        load_state(tmp_path / "s", part={"w": torch.zeros(9, 1000)})
+
+
+def test_files_that_are_opened_again_are_read_for_other_ranks_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_readers, "_KEPT_OPEN", 1)
+    content = _written_by(7, tmp_path / "s")
+    mine = [{"w": torch.zeros(7, 1000)} for _ in range(2)]
+    _load_on(2, tmp_path / "s", mine)
+    for loaded in mine:
+        _assert_equal(content, loaded)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])

@@ -17,7 +17,8 @@ from hpctrain.bulk.switch_interval import short_switch_interval
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.dcp import DCP_METADATA_NAME
-from hpctrain.torch.state.engine.read_blocks import ReadFile, StateReading
+from hpctrain.torch.state.engine.open_readers import ReadFile
+from hpctrain.torch.state.engine.read_blocks import StateReading
 from hpctrain.torch.state.engine.step_gate import wait_for_all
 from hpctrain.torch.state.engine.transport import Transport, transport
 from hpctrain.torch.state.find_index import find_index

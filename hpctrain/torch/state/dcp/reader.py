@@ -26,7 +26,8 @@ from hpctrain.bulk.index import StateIndex
 from hpctrain.bulk.state_file import Chunk
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.dcp.torch_files import METADATA_NAME
-from hpctrain.torch.state.engine.read_blocks import ReadFile, StateReading
+from hpctrain.torch.state.engine.open_readers import ReadFile
+from hpctrain.torch.state.engine.read_blocks import StateReading
 from hpctrain.torch.state.find_index import find_index
 from hpctrain.torch.state.layout.block_targets import FileTargets
 from hpctrain.torch.state.layout.load_plan import plan_global, requests_of

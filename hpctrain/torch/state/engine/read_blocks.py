@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 
 from hpctrain import timeouts
-from hpctrain.bulk.block_reader import BlockReader, scratch_memory
-from hpctrain.bulk.state_file import StateFile
+from hpctrain.bulk.block_reader import scratch_memory
 from hpctrain.errors import CheckpointError
 from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
+from hpctrain.torch.state.engine.open_readers import OpenReaders, ReadFile, why_not_opened
 from hpctrain.torch.state.engine.relay import Incoming, Outgoing, StuckError, relay, text_of
 from hpctrain.torch.state.engine.transport import Transport
 from hpctrain.torch.state.layout.block_targets import FileTargets
@@ -25,15 +22,6 @@ _THREADS = 4
 # That are read ahead for other ranks or on their way to them; as many may be on their way here.
 _PARTS = 6
 """Seconds to wait for other ranks or the disk, if nothing moves meanwhile."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadFile:
-    """A file of a state, as it is read."""
-
-    path: Path
-    layout: StateFile
-    """With the digests of its blocks, if it has any."""
 
 
 class StateReading:
@@ -70,11 +58,10 @@ class StateReading:
         self._sent = [t for t in schedule.transfers if t.reader == rank]
         self._received = [t for t in schedule.transfers if t.receiver == rank]
         self._rank, self._transport, self._timeout_s = rank, transport, timeout_s
-        self._readers: dict[int, BlockReader] = {}
+        self._readers = OpenReaders(files)
         self._memory: SimpleQueue[memoryview] = SimpleQueue()
         self._for_sent: list[memoryview] = []
         self._for_received: list[memoryview] = []
-        self._open = ExitStack()
         self.failure: str | None = None
         """Why a file could not be opened, or that memory is short."""
         self.bytes_read = 0
@@ -84,7 +71,7 @@ class StateReading:
         self._moved_at = 0.0
 
     def __enter__(self) -> StateReading:
-        """Open the files that this rank reads, or set `failure`.
+        """Open each file that this rank reads, or set `failure`.
 
         Memory to read through is mapped now as well, while nothing has been changed.
         """
@@ -94,11 +81,10 @@ class StateReading:
             self._for_sent = [scratch_memory() for _ in range(_PARTS if self._sent else 0)]
             self._for_received = [scratch_memory() for _ in range(_PARTS if self._received else 0)]
             for number in sorted({number for number, _ in (*self._own, *self._shared)}):
-                file = self._files[number]
-                reader = BlockReader(file.path, file.layout)
-                self._readers[number] = self._open.enter_context(reader)
+                with self._readers.use(number):
+                    pass
         except CheckpointError as error:
-            self.failure = f"{error} Load another checkpoint."
+            self.failure = why_not_opened(error)
         except (OSError, MemoryError) as error:
             self.failure = (
                 f"there is no memory to read a checkpoint through: {text_of(error)}. Raise the "
@@ -108,7 +94,7 @@ class StateReading:
 
     def __exit__(self, *_: object) -> None:
         """Close the files."""
-        self._open.close()
+        self._readers.close()
 
     @property
     def damage(self) -> list[str]:
@@ -158,19 +144,22 @@ class StateReading:
             self._moved_at = time.monotonic()
 
     def _read_into_place(self, number: int, index: int) -> None:
-        reader, target = self._readers[number], self._targets[number].blocks[index]
-        start, stop = reader.layout.extent(index)
+        target = self._targets[number].blocks[index]
+        start, stop = self._readers.layout(number).extent(index)
         memories, scratch = target.memories(stop - start), self._memory.get()
         try:
-            if memories is None:
+            with self._readers.use(number) as reader:
+                if memories is not None:
+                    reader.read_into(index, memories, scratch)
+                    parts: Iterable[memoryview] = ()
+                else:
+                    parts = reader.read_parts(index, scratch)
                 first = 0
-                for part in reader.read_parts(index, scratch):
+                for part in parts:
                     if self._stopped:
                         return
                     target.scatter(part, first)
                     first += len(part)
-            else:
-                reader.read_into(index, memories, scratch)
         finally:
             self._memory.put(scratch)
         target.finish()

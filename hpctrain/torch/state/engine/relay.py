@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from hpctrain.bulk.block_reader import PART_BYTES, BlockReader
+from hpctrain.bulk.block_reader import PART_BYTES
 from hpctrain.own_time import OwnTime
+from hpctrain.torch.state.engine.open_readers import OpenReaders
 from hpctrain.torch.state.engine.transport import Pending, Transport
 from hpctrain.torch.state.layout.block_targets import BlockTarget, FileTargets
 from hpctrain.torch.state.layout.load_plan import Block, Transfer
@@ -47,7 +48,9 @@ class Outgoing:
     ----------
     transfers
         Those of which this rank is the reader, in the order of the schedule.
-    readers, targets
+    readers
+        Of all files.
+    targets
         By the number of the file.
     transport
         How parts are sent.
@@ -61,7 +64,7 @@ class Outgoing:
         self,
         transfers: Sequence[Transfer],
         *,
-        readers: Mapping[int, BlockReader],
+        readers: OpenReaders,
         targets: Mapping[int, FileTargets],
         transport: Transport,
         memories: Sequence[memoryview],
@@ -111,7 +114,7 @@ class Outgoing:
 
     def _parts(self, transfers: Sequence[Transfer]) -> Iterator[_BlockPiece]:
         for block, group in itertools.groupby(transfers, key=lambda t: t.block):
-            start, stop = self._readers[block[0]].layout.extent(block[1])
+            start, stop = self._readers.layout(block[0]).extent(block[1])
             wanted = list(group)
             for first in range(0, stop - start, PART_BYTES):
                 size = min(PART_BYTES, stop - start - first)
@@ -121,10 +124,11 @@ class Outgoing:
 
     def _read(self, part: _BlockPiece, memory: memoryview) -> None:
         number, index = part.block
-        reader, target = self._readers[number], self._targets[number].blocks[index]
+        target = self._targets[number].blocks[index]
 
         def read() -> None:
-            content = reader.read_part(index, part.first, memory)
+            with self._readers.use(number) as reader:
+                content = reader.read_part(index, part.first, memory)
             if not self._stopped:
                 # At once, while the processor's caches have it.
                 target.scatter(content, part.first)
@@ -150,7 +154,8 @@ class Outgoing:
         digest, self._digest = self._digest.hexdigest(), xxhash.xxh3_64()
         if part.block not in self.damage:
             try:
-                self._readers[number].verify(index, digest)
+                with self._readers.use(number) as reader:
+                    reader.verify(index, digest)
                 self._targets[number].blocks[index].finish()
             except Exception as error:
                 self.damage[part.block] = text_of(error)
