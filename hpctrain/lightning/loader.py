@@ -26,7 +26,7 @@ def make_resumable(
 ) -> Any:
     """Return what a strategy makes of a loader, resumable if the Trainer trains with it.
 
-    Not collective. Loaders of iterable datasets, and those that have a state or an iteration of
+    Collective. Loaders of iterable datasets, and those that have a state or an iteration of
     their own, are left as they are.
 
     Parameters
@@ -57,7 +57,7 @@ class ResumableDataLoader(PreparedLoader):
     """A data loader with Lightning's ``state_dict()`` and ``load_state_dict()``.
 
     What a batch holds, random augmentation included, depends on the seed, the rank, the epoch and
-    the batch's number only.
+    the batch's number only. All ranks make it together: the seed is that of rank 0.
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ class ResumableDataLoader(PreparedLoader):
         super().__init__(base, None, prefetch=False)
         self._resumable = ResumableLoader(base, world_size=world.world_size)
         self._trainer = trainer
-        self._world_size = world.world_size
-        # Ranks may be seeded alike.
-        self._seed = rng.mix(torch.initial_seed(), world.world_rank)
+        self._world = world
+        # Lightning saves the state of rank 0 and gives it to all ranks.
+        self._seed: int = trainer.strategy.broadcast(torch.initial_seed())
         self._position = Position()
         self._resumed: Position | None = None
 
@@ -84,7 +84,12 @@ class ResumableDataLoader(PreparedLoader):
         resumed, self._resumed = self._resumed, None
         progress: Any = self._trainer.fit_loop.epoch_progress.current
         self._position = resumed or Position(epoch=progress.processed)
-        return self._count(self._resumable.iterate(self._position, seed=self._seed))
+        batches = self._resumable.iterate(
+            self._position,
+            seed=rng.mix(self._seed, self._world.world_rank),
+            shared_seed=self._seed,
+        )
+        return self._count(batches)
 
     def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -105,16 +110,18 @@ class ResumableDataLoader(PreparedLoader):
             "epoch": at.epoch,
             "batch": at.batch,
             "consumed": at.consumed,
-            "world_size": self._world_size,
+            "world_size": self._world.world_size,
+            "seed": self._seed,
         }
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Let the next iteration begin where the state was taken. Not collective."""
         batch, consumed = state_dict["batch"], state_dict["consumed"]
-        if state_dict["world_size"] != self._world_size:
+        if state_dict["world_size"] != self._world.world_size:
             batch = consumed // self._resumable.items_per_batch
             _set_batches_done(self._trainer, batch)
         self._resumed = Position(epoch=state_dict["epoch"], batch=batch, consumed=consumed)
+        self._seed = state_dict["seed"]
 
 
 class ShardLoader:

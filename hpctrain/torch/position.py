@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    get_worker_info,
+)
 
 from hpctrain.torch import rng
 from hpctrain.torch.loader import PreparedLoader, ShareSampler, rebuild, samplers_of
@@ -47,12 +53,17 @@ class ResumableLoader:
         base = loader.base
         samplers = samplers_of(base)
         self._share = next((s for s in samplers if isinstance(s, ShareSampler)), None)
+        shared = [sampler for sampler in samplers if isinstance(sampler, DistributedSampler)]
+        self._is_shared_out = bool(shared)
         one = 1 if self._share is base.batch_sampler else base.batch_size or 1
         self.items_per_batch: int = getattr(
             base.batch_sampler, "global_batch_size", one * world_size
         )
         """Items that all ranks together are given with one batch each."""
-        generators = [g for s in (base, *samplers) if (g := getattr(s, "generator", None))]
+        # Lightning's DistributedSamplerWrapper has the user's sampler in what it calls its dataset.
+        wrapped = [getattr(sampler.dataset, "_sampler", None) for sampler in shared]
+        parts = (base, *samplers, *wrapped)
+        generators = [g for part in parts if (g := getattr(part, "generator", None))]
         self._generators = [(g, g.initial_seed()) for g in dict.fromkeys(generators)]
         self._numbered: _NumberedBatches | None = None
         self._iterable: DataLoader[Any] = loader
@@ -67,15 +78,22 @@ class ResumableLoader:
                 )
             )
 
-    def iterate(self, position: Position, *, seed: int) -> Iterator[Any]:
+    def iterate(
+        self, position: Position, *, seed: int, shared_seed: int | None = None
+    ) -> Iterator[Any]:
         """Return the batches of an epoch from a position on. Not collective.
 
         Parameters
         ----------
         seed
             Of this rank.
+        shared_seed
+            Of all ranks, for an order that all draw and share out; None is for a DistributedSampler
+            that needs none.
         """
-        epoch_seed = rng.mix(seed, position.epoch)
+        epoch_seed = order_seed = rng.mix(seed, position.epoch)
+        if shared_seed is not None and self._is_shared_out:
+            order_seed = rng.mix(shared_seed, position.epoch)
         self._loader.set_epoch(position.epoch)
         skip = position.batch
         if self._share is not None:
@@ -85,8 +103,9 @@ class ResumableLoader:
             generator.manual_seed(rng.mix(first, position.epoch))
         if self._numbered is not None:
             # Samplers and loaders draw seeds when an iteration begins.
-            with rng.seeded(epoch_seed):
+            with rng.seeded(order_seed):
                 self._numbered.begin(skip, position.batch, epoch_seed)
+            with rng.seeded(epoch_seed):
                 return iter(self._iterable)
         return self._replay(skip, epoch_seed)
 
