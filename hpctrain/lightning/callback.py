@@ -89,7 +89,7 @@ class ReportCallback(CheckpointCallback):
         self._is_stopping = False
         self._has_validated = False
         self._sigterm_handler: Any = None
-        self._validates: Any = None
+        self._before_stop: tuple[Any, Any, Any] = (None, None, None)
 
     @property
     def best_model_path(self) -> str:
@@ -159,7 +159,7 @@ class ReportCallback(CheckpointCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the Trainer as it was. Not collective."""
         if self._is_stopping:
-            trainer.limit_val_batches = self._validates
+            _set_limits(trainer, *self._before_stop)
 
     def _report(self, trainer: Trainer, *, save: bool, within_epoch: bool = False) -> None:
         metrics: dict[str, Any] = {
@@ -176,11 +176,12 @@ class ReportCallback(CheckpointCallback):
             return
         if not save:
             self._report_checkpoint(trainer, metrics)
-        self._is_stopping = True
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._before_stop = trainer.limit_val_batches, trainer.min_epochs, trainer.min_steps
         trainer.should_stop = True
-        # Lightning would validate first, and the job may be about to end.
-        self._validates = trainer.limit_val_batches
-        trainer.limit_val_batches = 0
+        # Lightning would validate first, and go on to its minimum; the job may be about to end.
+        _set_limits(trainer, 0, None, None)
 
     def _report_checkpoint(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         with hpctrain.checkpoint_dir() as directory:
@@ -204,6 +205,14 @@ class ReportCallback(CheckpointCallback):
         # and all ranks stop after the same report.
         if callable(self._sigterm_handler) and _is_main_thread():
             signal.signal(signal.SIGTERM, self._sigterm_handler)
+
+
+def _set_limits(
+    trainer: Trainer, val_batches: Any, min_epochs: int | None, min_steps: int | None
+) -> None:
+    trainer.limit_val_batches = val_batches
+    trainer.fit_loop.min_epochs = min_epochs
+    trainer.fit_loop.epoch_loop.min_steps = min_steps
 
 
 def _is_due(count: int, every: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,39 @@ def test_a_fit_that_was_stopped_within_an_epoch_goes_on_with_the_rows_that_are_l
     assert losses(resumed) == losses(result)[7:]
     for name, values in weights(result).items():
         assert torch.equal(weights(resumed)[name], values)
+
+
+@pytest.mark.parametrize("minimum", [{"min_epochs": 3}, {"min_steps": 15}])
+def test_a_stop_comes_before_the_minimum_of_the_trainer(
+    tmp_path: Path, minimum: dict[str, int]
+) -> None:
+    seen = str(tmp_path / "seen.json")
+
+    class Observed(Net):
+        def on_fit_end(self) -> None:
+            import json
+            from pathlib import Path
+
+            trainer = self.trainer
+            found = [trainer.global_step, trainer.min_epochs, trainer.min_steps]
+            Path(seen).write_text(json.dumps(found))
+
+    config = (
+        LightningConfigBuilder()
+        .module(cls=Observed)
+        .trainer(max_epochs=3, enable_progress_bar=False, logger=False, **minimum)
+        .build()
+    )
+    LightningTrainer(
+        config,
+        datasets=DATASETS,
+        datasets_iter_config={"batch_size": 9},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, stop={"step": 5}),
+    ).fit()
+    found = json.loads(Path(seen).read_text())
+    # Steps without epochs are one epoch to Lightning.
+    assert found == [5, minimum.get("min_epochs", 1), minimum.get("min_steps")]
 
 
 class WithSlash(Net):
