@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,20 @@ _TASKS: Mapping[str, str] = {
     "ForAudioClassification": "audio-classification",
     "Model": "feature-extraction",
 }
+_FEATURES = "FeatureExtractionPipeline"
+# Pipelines that give so many things for a row as they find in it.
+_FINDERS = frozenset(
+    {
+        "FillMaskPipeline",
+        "ImageSegmentationPipeline",
+        "ObjectDetectionPipeline",
+        "TableQuestionAnsweringPipeline",
+        "TokenClassificationPipeline",
+        "ZeroShotObjectDetectionPipeline",
+    }
+)
+# Pipelines that take any text.
+_READERS = frozenset({_FEATURES, "TextClassificationPipeline", "TextGenerationPipeline"})
 
 
 class TransformersPredictor(Predictor):
@@ -47,7 +61,9 @@ class TransformersPredictor(Predictor):
 
     A row is what the pipeline takes: the value of the only column, or a dict of the columns. What
     it gives for a row becomes columns: ``label`` and ``score`` of a classification. Where that is a
-    list of several things, as with ``top_k=3``, it is the column ``predictions``, as JSON.
+    list of several things, as with ``top_k=3``, it is the column ``predictions``, as JSON; so it is
+    for tasks whose lists differ in length, such as ``token-classification``. Features of texts are
+    JSON too, or an array with ``tokenize_kwargs={"padding": "max_length", ...}``.
 
     Parameters
     ----------
@@ -113,7 +129,8 @@ class TransformersPredictor(Predictor):
         **pipeline_kwargs
             For ``transformers.pipeline()``, or for `pipeline_cls`: ``task``, unless the class of
             the model says it; ``tokenizer``, if the checkpoint has none; ``top_k``;
-            ``batch_size``, of rows that are computed together, by default 64.
+            ``batch_size``, of rows that are computed together: by default 64, and 1 for features
+            of texts, which would else have those of the tokens that a batch is padded with.
 
         Raises
         ------
@@ -168,18 +185,42 @@ class TransformersPredictor(Predictor):
                 f"use from_checkpoint()."
             )
         inputs = _inputs(data, feature_columns)
-        tokenizer = getattr(self.pipeline, "tokenizer", None)
-        # Without a token to fill rows with, they cannot be computed together.
-        alone = tokenizer is not None and tokenizer.pad_token_id is None
-        if not alone and getattr(self.pipeline, "_batch_size", None) is None:
-            # By itself a pipeline computes one row at a time.
-            kwargs.setdefault("batch_size", _ROWS_AT_A_TIME)
-        if not inputs:
-            return np.empty(0)
-        columns = _columns(self.pipeline(inputs, **kwargs))
+        columns = self._score_rows(inputs, kwargs) if inputs else self._score_no_rows(kwargs)
         # As in Ray Train, whose predictor makes a frame: its only column is an array again.
         is_alone = isinstance(data, np.ndarray) and len(columns) == 1
         return next(iter(columns.values())) if is_alone else columns
+
+    def _score_rows(self, inputs: list[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        pipeline: Any = self.pipeline
+        tokenizer = getattr(pipeline, "tokenizer", None)
+        is_ragged = self._is_ragged(options)
+        # Without a token to fill rows with, they cannot be computed together.
+        alone = is_ragged or (tokenizer is not None and tokenizer.pad_token_id is None)
+        if not alone and getattr(pipeline, "_batch_size", None) is None:
+            # By itself a pipeline computes one row at a time.
+            options = {"batch_size": _ROWS_AT_A_TIME, **options}
+        outputs = pipeline(inputs, **options)
+        return _as_json(outputs) if is_ragged or self._is_one_of(_FINDERS) else _columns(outputs)
+
+    def _score_no_rows(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._is_one_of(_READERS):
+            return _as_json([])
+        of_one = self._score_rows(["a"], options)
+        return {name: values[:0] for name, values in of_one.items()}
+
+    def _is_ragged(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a row gives a vector for each of its tokens, however many."""
+        if not self._is_one_of({_FEATURES}):
+            return False
+        tokenize = {
+            **getattr(self.pipeline, "_preprocess_params", {}),
+            **options.get("tokenize_kwargs", {}),
+        }
+        return tokenize.get("padding") != "max_length"
+
+    def _is_one_of(self, names: Set[str]) -> bool:
+        # A pipeline that is made by its class need not know its task.
+        return not names.isdisjoint(cls.__name__ for cls in type(self.pipeline).__mro__)
 
 
 def _inputs(data: Any, feature_columns: Sequence[str] | None) -> list[Any]:
@@ -207,7 +248,12 @@ def _columns(outputs: Sequence[Any]) -> dict[str, Any]:
     arrays = _arrays(rows)
     if arrays is not None:
         return {PREDICTIONS: arrays}
-    return {PREDICTIONS: as_column([json.dumps(row, default=_to_json) for row in outputs])}
+    return _as_json(outputs)
+
+
+def _as_json(outputs: Sequence[Any]) -> dict[str, Any]:
+    texts = [json.dumps(row, default=_to_json) for row in outputs]
+    return {PREDICTIONS: np.array(texts, dtype=object)}
 
 
 def _arrays(rows: list[Any]) -> np.ndarray[Any, Any] | None:

@@ -17,6 +17,7 @@ from hpctrain.torch import TorchCheckpoint
 
 pytest.importorskip("transformers")
 
+PADDED = {"padding": "max_length", "max_length": 6}
 TEXTS = ["1 2 3", "4 5", "6 7 8 9"]
 
 
@@ -78,20 +79,74 @@ def test_what_is_a_list_a_row_is_json_and_numbers_are_an_array(
     first = json.loads(all_labels["predictions"][0])
     assert sorted(entry["label"] for entry in first) == ["LABEL_0", "LABEL_1", "LABEL_2"]
     embedded = TransformersPredictor.from_checkpoint(
-        checkpoint, model_cls=AutoModel, task="feature-extraction"
-    ).predict({"text": np.array(["1 2", "3 4"], dtype=object)})
-    assert embedded["predictions"].shape[0] == 2
-    assert embedded["predictions"].shape[-1] == 16
+        checkpoint, model_cls=AutoModel, task="feature-extraction", tokenize_kwargs=PADDED
+    ).predict({"text": np.array(["1 2", "3 4 5"], dtype=object)})
+    assert embedded["predictions"].shape == (2, 6, 16)
 
 
 def test_the_only_output_for_an_array_is_an_array(checkpoint: TransformersCheckpoint) -> None:
     from transformers import AutoModel
 
     predictor = TransformersPredictor.from_checkpoint(
-        checkpoint, model_cls=AutoModel, task="feature-extraction"
+        checkpoint, model_cls=AutoModel, task="feature-extraction", tokenize_kwargs=PADDED
     )
-    assert predictor.predict(np.array(["1 2", "3 4"])).shape[0] == 2
-    assert predictor.predict(np.array([], dtype=str)).tolist() == []
+    assert predictor.predict(np.array(["1 2", "3 4"])).shape == (2, 6, 16)
+    assert predictor.predict(np.array([], dtype=str)).shape == (0, 6, 16)
+
+
+def test_features_of_a_text_are_those_of_its_tokens_whatever_text_is_beside_it(
+    checkpoint: TransformersCheckpoint,
+) -> None:
+    from transformers import AutoModel, FeatureExtractionPipeline
+
+    by_task = {"task": "feature-extraction"}
+    for pipeline in (by_task, {"pipeline_cls": FeatureExtractionPipeline}):
+        predictor = TransformersPredictor.from_checkpoint(
+            checkpoint, model_cls=AutoModel, **pipeline
+        )
+        (alone,) = predictor.predict(np.array(["1 2"]))
+        for texts in (["1 2", "3 4"], ["1 2", "3 4 5 6 7 8"]):
+            together = predictor.predict(np.array(texts))
+            assert [np.shape(json.loads(found)) for found in together] == [
+                (1, len(text.split()), 16) for text in texts
+            ]
+            assert np.allclose(json.loads(together[0]), json.loads(alone), atol=1e-6)
+
+
+def test_entities_are_json_however_many_a_text_has(tokenizer: Any) -> None:
+    from transformers import BertConfig, BertForTokenClassification, set_seed
+
+    set_seed(1)
+    model = BertForTokenClassification(
+        BertConfig(
+            vocab_size=30,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=8,
+        )
+    )
+    predictor = TransformersPredictor.from_checkpoint(
+        TransformersCheckpoint.from_model(model, tokenizer), ignore_labels=[]
+    )
+    for texts in (["1"], ["1", "2"], ["1", "2 3"], []):
+        found = predictor.predict({"text": np.array(texts, dtype=object)})
+        assert list(found) == ["predictions"]
+        assert found["predictions"].dtype == object
+        entities = [json.loads(row) for row in found["predictions"]]
+        assert [[one["word"] for one in row] for row in entities] == [t.split() for t in texts]
+
+
+def test_no_rows_have_the_columns_of_some(checkpoint: TransformersCheckpoint) -> None:
+    none = {"text": np.array([], dtype=object)}
+    for options in ({}, {"top_k": None}):
+        predictor = TransformersPredictor.from_checkpoint(checkpoint, **options)
+        some = predictor.predict({"text": np.array(TEXTS, dtype=object)})
+        found = predictor.predict(none)
+        assert [(name, values.dtype, values.shape) for name, values in found.items()] == [
+            (name, values.dtype, (0,)) for name, values in some.items()
+        ]
 
 
 def test_a_checkpoint_gives_back_the_model_the_tokenizer_and_nothing_else(
