@@ -54,7 +54,7 @@ class EvaluationRows(TorchDataset[Any]):
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset if dataset.keeps_rows else dataset.materialize()
+        self._dataset = _counted(dataset)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -86,8 +86,8 @@ class TrainingBatches(IterableDataset[Any]):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all parts, before filters."""
-        return self._part.dataset.source.num_rows
+        """Rows of all parts."""
+        return self._part.dataset.num_rows
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, the same on every rank."""
@@ -115,7 +115,9 @@ class TrainingBatches(IterableDataset[Any]):
 
 def training_loader(trainer: Any, *, rank: int, world_size: int) -> DataLoader[Any]:
     """Return what gives a `transformers.Trainer` the batches of a rank. Not collective."""
-    part = as_dataset(trainer.train_dataset).shard(rank=rank, world_size=world_size)
+    # A filter would leave batches of any size, and none at all is more than collators take.
+    whole = _counted(as_dataset(trainer.train_dataset))
+    part = whole.shard(rank=rank, world_size=world_size)
     return DataLoader(
         TrainingBatches(part, trainer),
         batch_size=None,
@@ -153,6 +155,11 @@ def check_shared_out(dataset: Any, name: str) -> None:
             f"{name} is this rank's part already, and a transformers.Trainer shares it out over "
             f"the ranks again. Leave it whole: DataConfig(datasets_to_split=[])."
         )
+
+
+def _counted(dataset: Dataset) -> Dataset:
+    """Return rows whose number is known; what a filter leaves is read for that."""
+    return dataset if dataset.keeps_rows else dataset.materialize()
 
 
 def _runs(indices: Sequence[int]) -> list[range]:

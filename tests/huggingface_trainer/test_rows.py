@@ -114,6 +114,17 @@ def test_every_row_comes_once_an_epoch_in_another_order_and_goes_on_after_a_stop
     assert resumed.metrics["eval_loss"] == whole.metrics["eval_loss"]
 
 
+def test_rows_that_a_filter_leaves_come_once_an_epoch_in_full_batches(
+    tmp_path: Path, make_model: Callable[[], Any], dataset: Dataset
+) -> None:
+    seen = tmp_path / "rows"
+    left = dataset.filter(lambda batch: batch["row"] >= 11)
+    make = make_watched(make_model, seen, train_sampling_strategy="sequential")
+    result = fit(make, tmp_path, "filtered", datasets={"train": left})
+    assert read(seen) == [[11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21]] * 2
+    assert result.metrics["step"] == 6
+
+
 def test_rows_of_evaluation_are_read_in_order_after_a_filter_too(dataset: Dataset) -> None:
     from hpctrain.huggingface.rows import EvaluationRows
 
