@@ -18,6 +18,8 @@ _MAX_HEADER_BYTES = 2**20
 _MAX_BODY_BYTES = 2**30
 MAX_CONTENT_BYTES = _MAX_BODY_BYTES - 2 * _MAX_HEADER_BYTES
 """What a body may have that is to travel in the body of a batch, too."""
+MAX_TEXT_CHARS = 2**14
+"""Of a text in a header that is a user's, and may be of any length."""
 _READ_BYTES = 2**18
 _MAX_READS = 16
 

@@ -10,6 +10,7 @@ from typing import Any
 from hpctrain.bulk.unreadable import UnreadableError
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import CheckpointConfig
+from hpctrain.control.wire import MAX_TEXT_CHARS
 from hpctrain.errors import CheckpointError
 from hpctrain.execute.deletions import Deletions
 from hpctrain.execute.executor_record import ExecutorRecord
@@ -17,6 +18,7 @@ from hpctrain.execute.room import has_room
 from hpctrain.execute.tracker import ReportRound
 from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, find_metric, find_number, has_metric
+from hpctrain.rundir.display import shorten
 from hpctrain.rundir.files import retry
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.store import CheckpointStore
@@ -149,6 +151,7 @@ class RunCheckpoints:
                 reason = f"{error.strerror or error} ({error.filename})"
             # The disk may be full, and the run goes on if its ranks do.
             self.store.abandon(attempt=attempt, report=round_.report)
+            reason = shorten(reason, MAX_TEXT_CHARS)
             broadcast("committed", report=round_.report, path=None, error=reason)
             return None
         self.latest = checkpoint

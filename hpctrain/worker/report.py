@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,25 +173,19 @@ class Session:
             elif self._awaits_decisions:
                 count.promise(to_tuner=True)
             waited, attempt = loop_time.encode(), self.world.attempt
+            encode = partial(
+                encode_line, number, attempt, metrics=content, waited=waited, lacks=lacks
+            )
             if upload is None:
-                line = encode_line(number, attempt, b"null", content, waited=waited, lacks=lacks)
+                line = encode(b"null")
                 self._append(line)
                 if validation is not None:
                     # Of the checkpoint, whose manifest keeps it: metrics.jsonl does not.
-                    line = encode_line(
-                        number,
-                        attempt,
-                        b"null",
-                        content,
-                        waited=waited,
-                        lacks=lacks,
-                        validation=validation,
-                    )
+                    line = encode(b"null", validation=validation)
                 self._channel.report(line)
             else:
                 name = b'"%s"' % _name(number, upload).encode()
-                line = encode_line(number, attempt, name, content, waited=waited, lacks=lacks)
-                self._report_checkpoint(number, line, upload)
+                self._report_checkpoint(number, encode(name), upload)
             # Last, so a function that catches its error has made as many reports as other ranks.
             self._commits.look()
         finally:
@@ -213,8 +208,7 @@ class Session:
 
     def stop_exactly(self, goals: Mapping[str, float]) -> None:
         """End the training at the report that meets a stop criterion."""
-        world = self.world
-        self._goals = ExactStop(goals, rank=world.world_rank, first=self._count.begun)
+        self._goals = ExactStop(goals, rank=self.world.world_rank, first=self._count.begun)
 
     def await_decisions(self) -> None:
         """Let no report begin before a tuner has decided on the last one, while it answers."""
@@ -382,12 +376,15 @@ class Session:
 
     def _give_no_part(self, number: int, error: BaseException) -> None:
         """Let the other ranks know that there will be no checkpoint, and why."""
+        from hpctrain.control.wire import MAX_TEXT_CHARS
+        from hpctrain.rundir.display import shorten
         from hpctrain.rundir.staging import StagedPart
 
         reason = str(error)
         if not isinstance(error, CheckpointError):
             reason = f"rank {self.world.world_rank}: {type(error).__name__}: {reason}"
-        self._channel.part(number, StagedPart(files=(), error=reason).to_bytes())
+        part = StagedPart(files=(), error=shorten(reason, MAX_TEXT_CHARS))
+        self._channel.part(number, part.to_bytes())
 
     def _append(self, line: bytes) -> None:
         if self._metrics is not None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from hpctrain.config import CheckpointConfig
+from hpctrain.control.wire import encode_frame
 from hpctrain.execute import run_checkpoints
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.run_checkpoints import RunCheckpoints
+from hpctrain.execute.tracker import ReportRound
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.staging import staging_directory
+from hpctrain.rundir.staging import StagedPart, staging_directory
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from tests.execute.conftest import SlowDisk
@@ -72,3 +74,18 @@ def test_on_a_full_disk_what_an_attempt_left_is_gone_before_anything_is_written(
         is_known_full.clear()
         checkpoints.clear()
         assert not list(paths.checkpoints.iterdir())
+
+
+def test_a_long_error_of_a_rank_fits_into_the_frame_that_all_ranks_get(
+    checkpoints: RunCheckpoints,
+):
+    text = "\N{ROCKET}" * 3_000_000
+    failed = ReportRound(report=2, lines={}, parts={0: StagedPart(files=(), error=text)})
+    sent: list[dict[str, Any]] = []
+
+    def broadcast(op: str, **details: Any) -> None:
+        sent.append({"op": op, **details})
+
+    assert checkpoints.commit(failed, broadcast) is None
+    assert sent[0]["error"].startswith("\N{ROCKET}" * 1000)
+    encode_frame(sent[0])

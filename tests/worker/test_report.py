@@ -406,6 +406,20 @@ def test_who_cannot_write_its_part_has_made_its_report_and_can_go_on(
     session.drain()
 
 
+def test_of_a_long_error_the_other_ranks_get_both_ends(
+    start: Start, executor: FakeExecutor, model: Path
+):
+    def upload(checkpoint: Checkpoint, storage: str) -> Checkpoint:
+        raise RuntimeError("begin" + "x" * 3_000_000 + "end")
+
+    with pytest.raises(RuntimeError):
+        start(rank=1).report({}, part_of(model, upload_fn=upload))
+    reason = str(executor.parts[1].error)
+    assert reason.startswith("rank 1: RuntimeError: begin")
+    assert reason.endswith("end")
+    assert len(reason) < 100_000
+
+
 class Writer:
     """Writes a file; of a part that is given up it is told."""
 
