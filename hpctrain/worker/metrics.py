@@ -27,6 +27,7 @@ class MetricsFile:
         self._descriptor = open_append(path)
         self.is_awaited = False
         """Whether a process of another node looks for each line at once."""
+        self._is_torn = False
 
     def append(self, report: int, line: bytes, *, last_checkpoint: str) -> None:
         """Append a report's line. Not collective. It survives a kill of this process.
@@ -36,13 +37,16 @@ class MetricsFile:
         CheckpointError
             If it cannot be written as a whole.
         """
+        if self._is_torn:
+            line = b"\n" + line
         try:
             written = os.write(self._descriptor, line)
+            self._is_torn = written < len(line)
             if self.is_awaited:
                 # A client of NFS sends what was written when any descriptor of the file is closed
                 # (man 5 nfs, close-to-open), and else after up to 30 s.
                 os.close(os.dup(self._descriptor))
-            reason = f"only {written} of {len(line)} bytes fit" if written < len(line) else None
+            reason = f"only {written} of {len(line)} bytes fit" if self._is_torn else None
             cause = None
         except OSError as error:
             reason, cause = str(error.strerror), error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import tempfile
 import threading
@@ -569,6 +570,25 @@ def report_in_thread(session: Session) -> threading.Thread:
     thread = threading.Thread(target=session.report, args=({},), daemon=True)
     thread.start()
     return thread
+
+
+def test_the_report_after_one_that_fits_only_in_part_is_a_line_of_its_own(
+    start: Start, paths: RunPaths
+):
+    session = start()
+    session.report({"loss": 1.0})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for number in (2, 3):
+        room = paths.metrics.stat().st_size + 20
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            with pytest.raises(CheckpointError, match=f"report {number} .* only 20 of"):
+                session.report({"loss": 1.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    session.report({"loss": 1.0})
+    session.report({"loss": 1.0})
+    assert [report["report"] for report in read_reports(paths)] == [1, 4, 5]
 
 
 def test_a_frozen_rank_begins_no_report_until_it_knows_where_to_stop(
