@@ -7,6 +7,7 @@ where there is no agent. If these are killed too, the next start on that node do
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from pathlib import Path
@@ -17,20 +18,25 @@ _NUM_DIGITS = 16
 
 def temporary_prefix() -> str:
     """Return the prefix of the names of this process's temporary checkpoints. Not collective."""
-    return f"{_PREFIX}{os.getpid()}-{_pid_namespace()}-"
+    return f"{_PREFIX}{temporary_owner()}-"
 
 
-def remove_temporary_checkpoints(tmp: str, pid: int) -> None:
+def temporary_owner() -> str:
+    """Return how these names identify this process. Not collective."""
+    return f"{os.getpid()}-{_pid_namespace()}"
+
+
+def remove_temporary_checkpoints(tmp: str, owner: str) -> None:
     """Remove the temporary checkpoints of a rank that is dead, or about to end. Not collective.
 
     Parameters
     ----------
     tmp
-        Its directory for temporary files.
-    pid
-        Its process, in its own PID namespace.
+        Its directory for temporary files. Other hosts and containers may share it.
+    owner
+        What `temporary_owner` returns in its process.
     """
-    for path in Path(tmp).glob(f"{_PREFIX}{pid}-*"):
+    for path in Path(tmp).glob(f"{_PREFIX}{owner}-*"):
         _remove(path)
 
 
@@ -78,6 +84,11 @@ def _pid_namespace() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        # Without /proc: a unique name.
-        return os.urandom(_NUM_DIGITS // 2).hex()
+        return _unique_name()
     return f"{boot.strip().replace('-', '')[:_NUM_DIGITS]}.{namespace:x}"
+
+
+@functools.cache
+def _unique_name() -> str:
+    """Return what stands for the namespace without ``/proc``."""
+    return os.urandom(_NUM_DIGITS // 2).hex()

@@ -13,6 +13,7 @@ from hpctrain import Checkpoint
 from hpctrain.temporary_checkpoint import (
     remove_dead_checkpoints,
     remove_temporary_checkpoints,
+    temporary_owner,
     temporary_prefix,
 )
 
@@ -53,8 +54,9 @@ class Maker:
         self.checkpoint, self.copy = map(Path, self._process.stdout.readline().split())
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def owner(self) -> str:
+        name = self.checkpoint.name.removeprefix("hpctrain-checkpoint-")
+        return name.rpartition("-")[0]
 
     def end(self) -> None:
         self._process.communicate("x")
@@ -68,7 +70,7 @@ def test_the_checkpoint_of_a_dead_process_is_removed_and_its_copy_stays(tmp_path
     assert maker.checkpoint.exists()
     remove_dead_checkpoints(str(tmp_path))
     assert not maker.checkpoint.exists()
-    remove_temporary_checkpoints(str(tmp_path), maker.pid)
+    remove_temporary_checkpoints(str(tmp_path), maker.owner)
     assert Checkpoint(maker.copy).to_dict() == {"a": 1}
 
 
@@ -99,16 +101,20 @@ def test_the_checkpoint_of_another_user_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_checkpoints_of_one_process_are_removed_and_no_others(tmp_path: Path) -> None:
-    mine, longer, link = (
+    pid, _, space = temporary_owner().partition("-")
+    mine, longer, link, of_other_host = (
         tmp_path / f"{temporary_prefix()}abc",
-        tmp_path / temporary_prefix().replace(str(os.getpid()), f"{os.getpid()}0"),
+        tmp_path / f"hpctrain-checkpoint-{pid}0-{space}-abc",
         tmp_path / f"{temporary_prefix()}link",
+        tmp_path / f"hpctrain-checkpoint-{pid}-0{space[1:]}0-abc",
     )
     mine.mkdir()
     longer.mkdir()
+    of_other_host.mkdir()
     link.symlink_to(longer)
-    remove_temporary_checkpoints(str(tmp_path), os.getpid())
+    remove_temporary_checkpoints(str(tmp_path), temporary_owner())
     assert not mine.exists()
+    assert of_other_host.exists(), "which may share the directory"
     assert longer.exists()
 
 

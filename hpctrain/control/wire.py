@@ -23,7 +23,7 @@ MAX_TEXT_CHARS = 2**14
 _READ_BYTES = 2**18
 _MAX_READS = 16
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Number of what frames are called and hold: another one with each change of it."""
 
 UNKNOWN_RANK = -1

@@ -350,7 +350,7 @@ class RankGroup(CallsFunctions):
         if self._agents is None:
             self._hub.close()
             for worker in self._workers.values():
-                remove_temporary_checkpoints(worker.tmp, worker.pid)
+                remove_temporary_checkpoints(worker.tmp, worker.tmp_owner)
         elif self._owns_agents or not self._workers:
             # After a start that failed, ranks that never sent who they are may still connect.
             self._agents.close(patience_s)

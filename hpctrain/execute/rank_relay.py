@@ -50,7 +50,7 @@ class RankRelay:
         self._uplink = FrameSocket(uplink, seal)
         self._ranks: dict[FrameSocket, int | None] = {}
         self._memory = MemoryWatch()
-        self._temporary: dict[FrameSocket, tuple[str, int]] = {}
+        self._temporary: dict[FrameSocket, tuple[str, str]] = {}
         self._waiting: dict[FrameSocket, str] = {}
         self._begun_spare = ""
         self._selector = selectors.DefaultSelector()
@@ -157,7 +157,7 @@ class RankRelay:
             self._ranks[frames] = UNKNOWN_RANK
         elif frame.op == "hello":
             self._ranks[frames] = int(frame.header["rank"])
-            self._temporary[frames] = frame.header["tmp"], frame.header["pid"]
+            self._temporary[frames] = frame.header["tmp"], frame.header["tmp_owner"]
         elif frame.op == "bye":
             self._ranks[frames] = None
         elif frame.op == "waiting":

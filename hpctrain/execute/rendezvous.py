@@ -45,6 +45,8 @@ class WorkerMetadata:
     pid: int
     tmp: str
     """Its directory for temporary files."""
+    tmp_owner: str
+    """What `temporary_owner` returns in its process."""
     node_rank: int
     local_rank: int
 
@@ -68,6 +70,7 @@ class WorkerMetadata:
             hostname=header["hostname"],
             pid=header["pid"],
             tmp=header["tmp"],
+            tmp_owner=header["tmp_owner"],
             node_rank=header["node_rank"],
             local_rank=header["local_rank"],
         )

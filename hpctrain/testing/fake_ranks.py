@@ -53,6 +53,7 @@ class FakeRanks:
                 hostname=f"node{rank}",
                 pid=rank + 1,
                 tmp="/tmp",
+                tmp_owner="",
                 node_rank=rank,
                 local_rank=0,
             )

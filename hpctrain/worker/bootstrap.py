@@ -14,6 +14,7 @@ from hpctrain import environ, timeouts
 from hpctrain.control.wire import PROTOCOL
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.gpus import SeenGpus, assign_gpus
+from hpctrain.temporary_checkpoint import temporary_owner
 from hpctrain.worker import mpi
 from hpctrain.worker.leftovers import unlink_mapped_segments
 from hpctrain.world import World
@@ -135,6 +136,7 @@ def hello_details(world: World) -> dict[str, Any]:
         "protocol": PROTOCOL,
         "pid": os.getpid(),
         "tmp": tempfile.gettempdir(),
+        "tmp_owner": temporary_owner(),
         "hostname": world.hostname,
         "node_rank": world.node_rank,
         "local_rank": world.local_rank,

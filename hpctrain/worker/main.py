@@ -31,7 +31,7 @@ from hpctrain.plan import spec
 from hpctrain.plan.process_argv import SPARE
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.temporary_checkpoint import remove_temporary_checkpoints
+from hpctrain.temporary_checkpoint import remove_temporary_checkpoints, temporary_owner
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import join_world
 from hpctrain.worker.early_imports import import_early
@@ -272,7 +272,7 @@ def _leave() -> None:
 
 def _exit(status: int) -> NoReturn:
     """End this process at once, from any of its threads."""
-    remove_temporary_checkpoints(tempfile.gettempdir(), os.getpid())
+    remove_temporary_checkpoints(tempfile.gettempdir(), temporary_owner())
     os._exit(status)
 
 

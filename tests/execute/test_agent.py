@@ -60,7 +60,7 @@ class Uplink:
     def connect(self, rank: int) -> Link:
         sock = local_socket.connect(self.name, timeout_s=PATIENCE_S)
         link = Link(sock, attempt=1, on_lost=lambda: None)
-        link.introduce(rank, {"tmp": "/tmp", "pid": 0})
+        link.introduce(rank, {"tmp": "/tmp", "tmp_owner": "", "pid": 0})
         return link
 
     def connect_spare(self, name: str) -> Link:
@@ -172,7 +172,7 @@ def test_ranks_wait_until_the_attempt_that_is_theirs_begins(uplink: Uplink):
         command = link.next_command()
         assert command is not None
         assert (command.op, command.header["attempt"]) == (op, 2)
-    links["ours"].introduce(0, {"tmp": "/tmp", "pid": 0})
+    links["ours"].introduce(0, {"tmp": "/tmp", "tmp_owner": "", "pid": 0})
     assert [frame.op for frame in uplink.receive(2)] == ["waiting", "hello"]
     # From here on it is a rank as others are.
     for link in (links["others"], late, links["ours"]):

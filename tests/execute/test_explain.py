@@ -132,7 +132,13 @@ def explain(
         tracker,
         workers=[
             WorkerMetadata(
-                rank=r, hostname=f"n{r // 2}", pid=100 + r, tmp="/tmp", node_rank=0, local_rank=r
+                rank=r,
+                hostname=f"n{r // 2}",
+                pid=100 + r,
+                tmp="/tmp",
+                tmp_owner="",
+                node_rank=0,
+                local_rank=r,
             )
             for r in range(4)
         ],

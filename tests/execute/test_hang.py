@@ -115,7 +115,13 @@ def make_watch(
             examine=ranks.examine,
             workers=[
                 WorkerMetadata(
-                    rank=r, hostname=f"n{r}", pid=100 + r, tmp="/tmp", node_rank=r, local_rank=0
+                    rank=r,
+                    hostname=f"n{r}",
+                    pid=100 + r,
+                    tmp="/tmp",
+                    tmp_owner="",
+                    node_rank=r,
+                    local_rank=0,
                 )
                 for r in range(3)
             ],

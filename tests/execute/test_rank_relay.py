@@ -51,7 +51,7 @@ class Relayed:
     def connect(self, rank: int) -> Link:
         sock = local_socket.connect(self.name, timeout_s=LIMIT_S)
         link = Link(sock, attempt=1, on_lost=lambda: None)
-        link.introduce(rank, {"tmp": "/nowhere", "pid": 0})
+        link.introduce(rank, {"tmp": "/nowhere", "tmp_owner": ""})
         self.links.append(link)
         return link
 
@@ -117,7 +117,7 @@ def test_a_rank_that_leaves_is_not_lost_and_one_that_dies_is(relayed: Relayed):
 
 def test_a_rank_that_breaks_the_protocol_is_lost_and_no_other(relayed: Relayed):
     broken, whole = local_socket.connect(relayed.name, timeout_s=LIMIT_S), relayed.connect(1)
-    hello = {"op": "hello", "rank": 0, "attempt": 1, "tmp": "/nowhere", "pid": 0}
+    hello = {"op": "hello", "rank": 0, "attempt": 1, "tmp": "/nowhere", "tmp_owner": ""}
     with broken:
         broken.sendall(encode_frame(hello))
         for _ in range(2):

@@ -12,7 +12,15 @@ from hpctrain.execute.health import Health
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.plan.visibility import NOT_SEEN
 
-HELLO = {"rank": 3, "hostname": "n1", "pid": 7, "tmp": "/tmp", "node_rank": 1, "local_rank": 0}
+HELLO = {
+    "rank": 3,
+    "hostname": "n1",
+    "pid": 7,
+    "tmp": "/tmp",
+    "tmp_owner": "",
+    "node_rank": 1,
+    "local_rank": 0,
+}
 
 
 def test_a_rank_says_where_it_lives():

@@ -36,6 +36,7 @@ class Watched:
                 hostname=f"node{rank // 2}",
                 pid=1,
                 tmp="/tmp",
+                tmp_owner="",
                 node_rank=rank // 2,
                 local_rank=rank % 2,
             )
