@@ -11,6 +11,7 @@ import hpctrain
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.checks import check_column
 from hpctrain.errors import ConfigError
+from hpctrain.worker.context import active_worker
 
 if TYPE_CHECKING:
     import pandas
@@ -49,7 +50,9 @@ class SklearnFitting:
         from hpctrain.sklearn.checkpoint import SklearnCheckpoint
         from hpctrain.sklearn.parallel import parallel_over_ranks
 
-        if hpctrain.get_checkpoint() is not None and self._is_done():
+        # What this run resumes from is the checkpoint of its one report. One of another run, which
+        # a run may begin with, counts no report.
+        if active_worker("SklearnTrainer").session.reports:
             return
         estimator = clone(self.estimator).set_params(**self.params)
         if self.cpus is not None:
@@ -75,10 +78,6 @@ class SklearnFitting:
         with hpctrain.checkpoint_dir() as directory:
             SklearnCheckpoint.save(estimator, directory, features=features)
             hpctrain.report(metrics, Checkpoint.from_directory(directory))
-
-    def _is_done(self) -> bool:
-        # This run stopped after its report; in a first attempt the checkpoint is of another run.
-        return hpctrain.get_context().world.attempt > 1
 
     def _table(self, name: str) -> tuple[pandas.DataFrame, Any]:
         """Return features and labels of a whole dataset. Not collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hpctrain import (
     CheckpointError,
     ConfigError,
     DataParallelTrainer,
+    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
@@ -208,3 +210,37 @@ def test_labels_that_are_missing_are_counted(tmp_path: Path, frames: Any) -> Non
     train.loc[:4, "target"] = np.nan
     with pytest.raises((ConfigError, WorkerError), match="5 of 120 rows have no label"):
         fit(tmp_path, {"train": train}, num_workers=0)
+
+
+class FailsOnce(LogisticRegression):
+    """Its first fit fails, as on a node that is lost."""
+
+    def __init__(self, mark: str = "") -> None:
+        super().__init__()
+        self.mark = mark
+
+    def fit(self, x: Any, y: Any) -> Any:
+        if not Path(self.mark).exists():
+            Path(self.mark).touch()
+            raise OSError("lost")
+        return super().fit(x, y)
+
+
+def test_a_restart_before_the_report_fits_though_the_run_began_with_a_foreign_checkpoint(
+    tmp_path: Path, frames: Any
+) -> None:
+    foreign = SklearnCheckpoint.from_estimator(LogisticRegression(), path=str(tmp_path / "foreign"))
+    result = fit(
+        tmp_path,
+        frames,
+        num_workers=1,
+        estimator=FailsOnce(str(tmp_path / "mark")),
+        resume_from_checkpoint=foreign,
+        run_config=replace(
+            run_config(tmp_path, 1), failure_config=FailureConfig(max_failures=1)
+        ),
+    )
+    assert result.metrics is not None
+    assert result.metrics["valid"]["test_score"] > 0.8
+    assert result.checkpoint is not None
+    assert result.checkpoint.path.is_relative_to(tmp_path / "run")
