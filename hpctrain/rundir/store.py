@@ -19,6 +19,7 @@ from hpctrain.checkpoint_lock import hold_for_deletion
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
 from hpctrain.rundir.files import fsync_directory, write_atomic, write_unseen
+from hpctrain.rundir.known_manifests import KnownManifests
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
     Manifest,
@@ -66,6 +67,7 @@ class CheckpointStore:
     def __init__(self, directory: Path, *, delete: Callable[[Path], None] = _delete_now) -> None:
         self._directory = directory
         self._delete = delete
+        self._known = KnownManifests()
 
     def commit(
         self,
@@ -166,16 +168,20 @@ class CheckpointStore:
         Reads their manifests only. Of what was set aside, and of what is being made or deleted,
         there is nothing here.
         """
-        return sorted(
-            self._scan(),
-            key=lambda e: (
-                (-1, 0) if e.manifest is None else (e.manifest.report, e.manifest.attempt)
-            ),
-        )
+        return sorted(self._scan(read_manifest), key=_by_report)
 
     def manifests(self) -> list[Manifest]:
         """Return the manifests of all complete checkpoints, oldest first. Not collective."""
         return [entry.manifest for entry in self.entries() if entry.manifest is not None]
+
+    def known_manifests(self) -> list[Manifest]:
+        """Return what `manifests` does, without files. Not collective.
+
+        Reads those only that it has not read before.
+        """
+        entries = sorted(self._scan(self._known.read), key=_by_report)
+        self._known.keep_only([entry.path for entry in entries])
+        return [entry.manifest for entry in entries if entry.manifest is not None]
 
     def set_aside(self) -> list[str]:
         """Return the names of what was set aside as damaged. Not collective."""
@@ -262,7 +268,7 @@ class CheckpointStore:
         """
         if config.num_to_keep is None and config.keep_every_s is None:
             return
-        manifests = self.manifests()
+        manifests = self.known_manifests()
         keep = kept_names(manifests, config)
         for manifest in manifests:
             if manifest.name not in keep and manifest.name not in protected:
@@ -322,7 +328,7 @@ class CheckpointStore:
                     f"each its own checkpoint_dir_name, or none."
                 )
 
-    def _scan(self) -> Iterator[Entry]:
+    def _scan(self, read: Callable[[Path], Manifest]) -> Iterator[Entry]:
         try:
             names = {e.name for e in os.scandir(self._directory) if e.is_dir()}
         except FileNotFoundError:
@@ -334,7 +340,7 @@ class CheckpointStore:
                 continue
             path = self._directory / name
             try:
-                yield Entry(path=path, manifest=read_manifest(path), problem=None)
+                yield Entry(path=path, manifest=read(path), problem=None)
             except UnreadableError as error:
                 yield Entry(
                     path=path, manifest=None, problem=f"checkpoint {name}: {error} {TRY_AGAIN}"
@@ -362,6 +368,11 @@ class CheckpointStore:
         trash = path.with_name(f".trash-{path.name}-{time.monotonic_ns()}")
         os.rename(path, trash)
         self._delete(trash)
+
+
+def _by_report(entry: Entry) -> tuple[int, int]:
+    manifest = entry.manifest
+    return (-1, 0) if manifest is None else (manifest.report, manifest.attempt)
 
 
 def _is_large(manifest: Manifest) -> bool:

@@ -24,6 +24,7 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
+from hpctrain.rundir.reading import read_content
 from hpctrain.rundir.retention import rank_checkpoints
 from hpctrain.rundir.staging import StagedPart, check_name, seal, staging_directory
 from hpctrain.rundir.store import CheckpointStore
@@ -429,6 +430,40 @@ def test_what_is_protected_stays_whatever_its_score(directory: Path, store: Chec
         commit(directory, report)
     store.retain(CheckpointConfig(num_to_keep=1), protected=["000002"])
     assert names(directory) == ["000002", "000004"]
+
+
+def test_what_is_kept_is_found_without_reading_each_manifest_again(
+    directory: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[str] = []
+
+    def read_and_note(path: Path, **options: Any) -> bytes:
+        content = read_content(path, **options)
+        read.append(path.parent.name)
+        return content
+
+    monkeypatch.setattr("hpctrain.rundir.manifest.read_content", read_and_note)
+    for report in range(1, 4):
+        commit(directory, report)
+    read.clear()
+    store.retain(CheckpointConfig(num_to_keep=3))
+    commit(directory, 4)
+    store.retain(CheckpointConfig(num_to_keep=3))
+    assert sorted(read) == ["000001", "000002", "000003", "000004"]
+
+
+def test_a_checkpoint_that_was_made_anew_is_ranked_by_its_own_score(
+    directory: Path, store: CheckpointStore
+):
+    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="acc")
+    for report, acc in enumerate((0.5, 0.7, 0.6), 1):
+        commit(directory, report, metrics={"acc": acc})
+        store.retain(config)
+    assert names(directory) == ["000002", "000003"]
+    commit(directory, 2, metrics={"acc": 0.1})
+    commit(directory, 4, metrics={"acc": 0.2})
+    store.retain(config)
+    assert names(directory) == ["000003", "000004"]
 
 
 def test_nan_and_missing_scores_are_the_worst_in_either_order(
