@@ -4,39 +4,65 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections import deque
 from pathlib import Path
 
 _MOST_AT_ONCE = 4
 """More would hold the descriptors that a commit needs, and let deleted checkpoints pile up."""
+_PATIENCE_S = 5.0
+"""For the oldest: meanwhile the executor answers no rank and no agent."""
 
 
 class Deletions:
     """Deletes directories in threads: the ranks of the next attempt need not wait for it.
 
-    Where deletions are slower than saves, the next one waits for the oldest: the disk never holds
-    more than a few checkpoints beyond those that are kept. What a process that ends leaves half
-    deleted is for the next one to delete.
+    Where deletions are slower than saves, the next one waits a while for the oldest: on a disk that
+    deletes at all, there are never more than a few checkpoints beyond those that are kept. What a
+    process that ends leaves half deleted is for the next one to delete.
     """
 
     def __init__(self) -> None:
         self._threads: dict[Path, threading.Thread] = {}
+        self._left: deque[Path] = deque()
 
     def begin(self, path: Path) -> None:
         """Delete a directory that is read no more; never raises. Not collective.
 
         Where there may be no more threads it is gone when this returns. With as many deletions as
-        there may be at once the oldest is waited for.
+        there may be at once the oldest is waited for; if it takes long, a later call begins this
+        one.
 
         Parameters
         ----------
         path
             It may be given again while it is being deleted.
         """
-        self._threads = {p: t for p, t in self._threads.items() if t.is_alive()}
-        if path in self._threads:
+        self._begin_left()
+        if path in self._threads or path in self._left:
             return
-        while len(self._threads) >= _MOST_AT_ONCE:
-            self._threads.pop(next(iter(self._threads))).join()
+        self._left.append(path)
+        if len(self._threads) >= _MOST_AT_ONCE:
+            next(iter(self._threads.values())).join(_PATIENCE_S)
+        self._begin_left()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether something is being deleted, or is to be."""
+        return bool(self._left) or any(thread.is_alive() for thread in self._threads.values())
+
+    def finish(self) -> None:
+        """Wait until all of them are deleted. Not collective."""
+        while self.is_at_work:
+            self._begin_left()
+            for thread in self._threads.values():
+                thread.join()
+
+    def _begin_left(self) -> None:
+        self._threads = {p: t for p, t in self._threads.items() if t.is_alive()}
+        while self._left and len(self._threads) < _MOST_AT_ONCE:
+            self._begin(self._left.popleft())
+
+    def _begin(self, path: Path) -> None:
         thread = threading.Thread(
             target=shutil.rmtree,
             args=(path,),
@@ -50,13 +76,3 @@ class Deletions:
             shutil.rmtree(path, ignore_errors=True)
             return
         self._threads[path] = thread
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether something is being deleted."""
-        return any(thread.is_alive() for thread in self._threads.values())
-
-    def finish(self) -> None:
-        """Wait until all of them are deleted. Not collective."""
-        for thread in self._threads.values():
-            thread.join()

@@ -52,6 +52,25 @@ def test_where_deletions_are_slower_than_saves_the_oldest_is_waited_for(
     assert not deletions.is_at_work
 
 
+def test_a_disk_that_deletes_nothing_holds_nobody_for_long_and_what_is_left_is_deleted_later(
+    tmp_path: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hpctrain.execute.deletions._PATIENCE_S", 0.01)
+    directories = [tmp_path / f".trash-{number}" for number in range(7)]
+    for directory in directories:
+        directory.mkdir()
+    deletions = Deletions()
+    for directory in directories:
+        deletions.begin(directory)
+        deletions.begin(directory)
+    assert deletions.is_at_work
+    disk.lets.set()
+    deletions.finish()
+    assert sorted(disk.asked) == directories
+    assert not any(directory.exists() for directory in directories)
+    assert not deletions.is_at_work
+
+
 def test_where_there_are_no_more_threads_a_directory_is_deleted_all_the_same(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
