@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import deque
 from pathlib import Path
+
+from hpctrain.rundir.removal import remove_tree
 
 _MOST_AT_ONCE = 4
 """More would hold the descriptors that a commit needs, and let deleted checkpoints pile up."""
@@ -64,15 +65,11 @@ class Deletions:
 
     def _begin(self, path: Path) -> None:
         thread = threading.Thread(
-            target=shutil.rmtree,
-            args=(path,),
-            kwargs={"ignore_errors": True},
-            name="hpctrain-delete",
-            daemon=True,
+            target=remove_tree, args=(path,), name="hpctrain-delete", daemon=True
         )
         try:
             thread.start()
         except RuntimeError:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
             return
         self._threads[path] = thread

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +26,7 @@ from hpctrain.rundir.manifest import (
     read_manifest,
 )
 from hpctrain.rundir.merged_parts import merge_parts
+from hpctrain.rundir.removal import remove_tree
 from hpctrain.rundir.retention import kept_names
 from hpctrain.rundir.staging import DAMAGED, REPLACED, StagedPart, commit_directory, default_name
 from hpctrain.rundir.verify import TRY_AGAIN, verify_files
@@ -35,7 +34,6 @@ from hpctrain.rundir.verify import TRY_AGAIN, verify_files
 if TYPE_CHECKING:
     from hpctrain.checkpoint_config import CheckpointConfig
 
-_delete_now = partial(shutil.rmtree, ignore_errors=True)
 _SCANNED_BYTES = 64 * 2**20
 """Of a state that are verified before ranks start: more would keep them waiting."""
 
@@ -64,7 +62,7 @@ class CheckpointStore:
         one again whose deletion has not ended.
     """
 
-    def __init__(self, directory: Path, *, delete: Callable[[Path], None] = _delete_now) -> None:
+    def __init__(self, directory: Path, *, delete: Callable[[Path], None] = remove_tree) -> None:
         self._directory = directory
         self._delete = delete
         self._known = KnownManifests()
@@ -160,7 +158,7 @@ class CheckpointStore:
     def abandon(self, *, attempt: int, report: int) -> None:
         """Delete what ranks staged with a report, and is not committed. Not collective."""
         directory = commit_directory(self._directory, attempt=attempt, report=report)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
 
     def entries(self) -> list[Entry]:
         """Return all checkpoints, oldest report first, and what is left of some. Not collective.
@@ -293,7 +291,7 @@ class CheckpointStore:
                     self._remove(Path(entry.path))
                 except OSError:
                     # The disk may be too full for another name.
-                    _delete_now(entry.path)
+                    remove_tree(entry.path)
             elif entry.name.endswith(REPLACED):
                 original = self._directory / entry.name.removesuffix(REPLACED)
                 if original.exists():
