@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.constants import ARCHITECTURE_NAME
 from hpctrain.rundir.files import fsync_directory, make_directory
+from hpctrain.rundir.removal import remove_tree
 from hpctrain.rundir.staging import StagedFile, StagedPart, shared_directory, staging_directory
 
 
@@ -44,7 +44,7 @@ class MergedParts:
             staging.rmdir()
         except OSError:
             # Something is left: of a file that several ranks had, of a directory in one of them.
-            shutil.rmtree(staging, ignore_errors=True)
+            remove_tree(staging)
 
 
 def merge_parts(

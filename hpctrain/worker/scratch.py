@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 from errno import ENOENT
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.bulk import Bulk
 from hpctrain.rundir.files import make_directory
+from hpctrain.rundir.removal import remove_tree
 
 
 class Scratch:
@@ -46,7 +46,7 @@ class Scratch:
                     f"SyncConfig(scratch_dir=...): {ours} belongs to another user. Choose a "
                     f"directory of your own."
                 )
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_tree(self.path)
             self.artifacts.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(
@@ -101,4 +101,4 @@ class Scratch:
 
     def remove(self) -> None:
         """Delete the directory. Not collective."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
