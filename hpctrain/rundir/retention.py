@@ -32,11 +32,12 @@ def kept_names(manifests: Sequence[Manifest], config: CheckpointConfig) -> set[s
     keep.update(manifest.name for manifest in (*manifests[-1:], *pending))
     if config.keep_every_s is not None:
         # From the oldest on, so that the choice does not change when others are deleted.
-        due = -math.inf
+        last = -math.inf
         for manifest in manifests:
-            if manifest.created_at >= due:
+            # In either direction: the last may be of a node whose clock was ahead.
+            if abs(manifest.created_at - last) >= config.keep_every_s:
                 keep.add(manifest.name)
-                due = manifest.created_at + config.keep_every_s
+                last = manifest.created_at
     return keep
 
 

@@ -549,6 +549,18 @@ def test_an_interval_alone_thins_out_and_keeps_the_newest(directory: Path, store
     assert names(directory) == ["000001", "000003", "000004"]
 
 
+def test_a_checkpoint_of_a_clock_that_was_ahead_suspends_no_interval(
+    directory: Path, store: CheckpointStore
+):
+    config = CheckpointConfig(num_to_keep=1, keep_every_s=60)
+    with patched_clock() as clock:
+        for report, clock.now in enumerate([86_400, 100, 130, 170, 200, 240], start=1):
+            commit(directory, report)
+            store.retain(config)
+    # Of that clock, then at 100, then the first from 60 s after each.
+    assert names(directory) == ["000001", "000002", "000004", "000006"]
+
+
 class Clock:
     now: float = 0.0
 
