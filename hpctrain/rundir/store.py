@@ -284,7 +284,9 @@ class CheckpointStore:
                 fsync_directory(parent)
         for entry in list(os.scandir(self._directory)):
             if entry.name.startswith(".trash-"):
-                self._delete(Path(entry.path))
+                with hold_for_deletion(Path(entry.path)) as unread:
+                    if unread:
+                        self._delete(Path(entry.path))
             elif entry.name.startswith(".tmp-"):
                 try:
                     # Another attempt may have the number, and the name, of the one that is gone.
@@ -308,6 +310,9 @@ class CheckpointStore:
             return
         # rename() does not replace a directory that holds something. In between, `entries` and
         # `prepare` know the predecessor by its other name.
+        if replaced.exists():
+            # An earlier one that is still read; `prepare` deletes it once it is not.
+            _hide(replaced)
         os.rename(target, replaced)
         try:
             os.rename(merged, target)
@@ -362,10 +367,17 @@ class CheckpointStore:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        # Readers list by name: it is gone for them at once, whatever the deletion then takes.
-        trash = path.with_name(f".trash-{path.name}-{time.monotonic_ns()}")
-        os.rename(path, trash)
-        self._delete(trash)
+        self._delete(_hide(path))
+
+
+def _hide(path: Path) -> Path:
+    """Rename a directory for its deletion; return its new path.
+
+    Readers list by name: it is gone for them at once, whatever the deletion then takes.
+    """
+    trash = path.with_name(f".trash-{path.name}-{time.monotonic_ns()}")
+    os.rename(path, trash)
+    return trash
 
 
 def _by_report(entry: Entry) -> tuple[int, int]:

@@ -612,6 +612,20 @@ def test_what_another_process_reads_is_deleted_when_it_is_read_no_more(
     assert names(directory) == ["000002"]
 
 
+def test_what_another_process_reads_may_be_replaced_again_and_again(
+    directory: Path, store: CheckpointStore
+):
+    checkpoint, _ = commit(directory, 1)
+    with reader_of(checkpoint):
+        for attempt in (2, 3, 4):
+            commit(directory, 1, attempt=attempt)
+            store.prepare()
+        assert [manifest.attempt for manifest in store.manifests()] == [4]
+        assert len(list(directory.iterdir())) == 2, "the newest, and what is read"
+    store.prepare()
+    assert names(directory) == ["000001"]
+
+
 def test_a_reader_that_was_killed_holds_nothing(directory: Path, store: CheckpointStore):
     checkpoint, _ = commit(directory, 1)
     commit(directory, 2)
