@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpctrain.log import log
 from hpctrain.rundir.paths import RunPaths
-from hpctrain.rundir.reading import is_time, parse_json, read_end, read_lines, say_torn
+from hpctrain.rundir.reading import (
+    MOST_BYTES,
+    is_time,
+    parse_json,
+    read_end,
+    read_lines,
+    say_torn,
+)
 from hpctrain.rundir.status import RunStatus
 
 _TAIL_BYTES = 64 * 1024
@@ -74,7 +82,7 @@ def add_validated(reports: Iterable[dict[str, Any]], events: Iterable[Mapping[st
 def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
     """Return the last report that was written as a whole; None if there is none. Not collective."""
     try:
-        end = read_end(paths.metrics, _TAIL_BYTES)
+        end = _read_last_line(paths.metrics)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -89,6 +97,17 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
     if complete:
         log(f"warning: {paths.metrics}: the last line is damaged, and left out.")
     return None
+
+
+def _read_last_line(path: Path) -> bytes:
+    """Return the end of a file, from before its last whole line on."""
+    num_bytes = _TAIL_BYTES
+    while True:
+        end = read_end(path, num_bytes)
+        # A line that is longer than `parse_json` takes need not be found.
+        if end.count(b"\n") > 1 or len(end) < num_bytes or num_bytes > 2 * MOST_BYTES:
+            return end
+        num_bytes *= 2
 
 
 def say_if_cut(paths: RunPaths, status: RunStatus, *, last: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.rundir.metrics import read_reports
+from hpctrain.rundir.metrics import read_last_report, read_reports
 from hpctrain.rundir.paths import RunPaths
 
 
@@ -60,3 +60,23 @@ def test_a_torn_line_is_left_out_wherever_it_stands(paths: RunPaths):
 def test_what_an_attempt_reports_beside_its_successor_is_left_out(paths: RunPaths):
     write(paths, (1, 1), (1, 2), (1, 3), (2, 2), (1, 4), (2, 3), (1, 5))
     assert numbers(paths) == [(1, 1), (2, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("torn", ["", '{"attempt": 1, "histogram": [' + "0, " * 300_000])
+def test_the_last_report_is_found_however_long_its_line_is(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str], torn: str
+):
+    write(paths, (1, 1))
+    long = {"attempt": 1, "report": 2, "time": 0, "metrics": {"histogram": [0] * 300_000}}
+    with open(paths.metrics, "a") as file:
+        file.write(json.dumps(long) + "\n" + torn)
+    last = read_last_report(paths)
+    assert last is not None
+    assert last["report"] == 2
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_a_last_line_that_is_damaged_is_named(paths: RunPaths, capsys: pytest.CaptureFixture[str]):
+    write(paths, (1, 1), torn="x" * 300_000 + "\n")
+    assert read_last_report(paths) is None
+    assert "the last line is damaged" in capsys.readouterr().err
