@@ -237,7 +237,8 @@ def get_all_reported_checkpoints(timeout_s: float | None = None) -> list[Reporte
 
     Not collective, but it waits until the checkpoints of all reports that this rank has made are
     committed, ASYNC ones too: until every rank has made these reports. What `CheckpointConfig`
-    does not keep is not there.
+    does not keep is not there. A validation that ends meanwhile may make a difference between
+    ranks.
 
     Parameters
     ----------
