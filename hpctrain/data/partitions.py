@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from os import fspath
+from glob import has_magic
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +23,9 @@ Keys: TypeAlias = tuple[tuple[str, int | str | None], ...]
 def find_partitions(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Keys]]:
     """Return files as `find_files` does, and the columns in the directory names of each.
 
-    Not collective. Spark's ``partitionBy`` and Dask's ``partition_on`` write such directories.
+    Not collective. Spark's ``partitionBy`` and Dask's ``partition_on`` write such directories. The
+    columns are in the directories below a given one, in those that a pattern matches, and in those
+    in which the paths of a list differ.
 
     Raises
     ------
@@ -31,12 +35,32 @@ def find_partitions(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Ke
     given = arguments.paths(paths)
     if not given:
         find_files(given, suffixes)  # raises
-    found: list[tuple[str, Keys]] = []
-    for item in given:
-        files = find_files(item, suffixes)
-        keys = _keys_below(Path(fspath(item)).expanduser().absolute(), files)
-        found += [(file, keys.get(file, ())) for file in files]
-    return found
+    roots = [_root_of(item) for item in given]
+    found = [find_files(item, suffixes) for item in given]
+    everything = [file for files in found for file in files]
+    common = Path(os.path.commonpath(roots))
+    if len({tuple(_names_below(common, file)) for file in everything}) == 1:
+        roots, found = [common], [everything]
+    keys = [_keys_below(root, files) for root, files in zip(roots, found, strict=True)]
+    return [
+        (file, of_item.get(file, ()))
+        for files, of_item in zip(found, keys, strict=True)
+        for file in files
+    ]
+
+
+def _root_of(item: str | PathLike[str]) -> Path:
+    """Return a path, of a pattern the directories that are fixed."""
+    path = Path(fspath(item)).expanduser().absolute()
+    while has_magic(str(path)) and not path.exists():
+        path = path.parent
+    return path
+
+
+def _names_below(root: Path, file: str) -> list[str]:
+    """Return the names of the columns in the directories of a file below a root."""
+    parts = Path(file).parent.parts[len(root.parts) :]
+    return [part.partition("=")[0] for part in parts if "=" in part]
 
 
 def key_types(keys: Sequence[Keys]) -> dict[str, np.dtype]:
@@ -48,7 +72,7 @@ def key_types(keys: Sequence[Keys]) -> dict[str, np.dtype]:
 
 
 def _keys_below(root: Path, files: Sequence[str]) -> dict[str, Keys]:
-    if not any("=" in name for f in files for name in Path(f).parent.parts[len(root.parts) :]):
+    if not any(_names_below(root, file) for file in files):
         return {}
     arrow = require("pyarrow.dataset", to="to read Parquet files")
     try:

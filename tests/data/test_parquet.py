@@ -80,6 +80,42 @@ def test_columns_in_the_names_of_directories_are_read(tmp_path: Path):
         read_parquet(tmp_path / "events", columns=["month"])
 
 
+def test_a_pattern_or_a_list_has_the_columns_in_which_its_directories_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    root = tmp_path / "run=7" / "events"
+    for year, site in ((2023, "a"), (2023, "b"), (2024, "a"), (2024, "b")):
+        (root / f"year={year}" / f"site={site}").mkdir(parents=True)
+        write(root / f"year={year}" / f"site={site}" / "part.parquet", 0, 2)
+    (root.parent / "elsewhere").mkdir()
+    write(root.parent / "elsewhere" / "part.parquet", 0, 2)
+    monkeypatch.chdir(root.parent)
+    own = read_parquet("elsewhere").columns()
+    whole = read_parquet("events")
+    files = sorted(root.rglob("*.parquet"))
+    for paths in (
+        "events/*/*/*.parquet",
+        "events/**/*.parquet",
+        [*Path("events").glob("year=*")],
+        files,
+        [*files, files[0].parent],
+    ):
+        dataset = read_parquet(paths)
+        assert dataset.columns() == whole.columns() == [*own, "year", "site"]
+        assert {*dataset.to_numpy()["year"].tolist()} == {2023, 2024}
+    for paths, columns in (
+        ("events/year=2023/*/*.parquet", ["site"]),
+        ([*Path("events/year=2023").iterdir()], ["site"]),
+        (["events/year=2023"], ["site"]),
+        ("events/year=2023/site=a/*.parquet", []),
+        (files[0], []),
+        ([files[0], files[0]], []),
+        # Without a value for all files there is no column.
+        (["elsewhere", files[0].parent], []),
+    ):
+        assert read_parquet(paths).columns() == own + columns
+
+
 def test_a_directory_of_rows_whose_value_is_missing_is_read(tmp_path: Path):
     table = pyarrow.table({"x": [0, 1, 2], "year": [2023, None, 2025]})
     parquet.write_to_dataset(table, tmp_path, partition_cols=["year"])
