@@ -37,6 +37,8 @@ SUFFIXES = (".csv", ".tsv", ".txt")
 
 BLOCK_BYTES = 8 * 2**20
 
+_ARROW_BLOCK_BYTES = 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class CsvSource:
@@ -216,20 +218,39 @@ def parse(
             types[name] = pyarrow.decimal128(38, 0)
         elif name in types:
             types[name] = pyarrow.type_for_alias(kind)
-    try:
+
+    def read(block_bytes: int) -> Any:
         return csv.read_csv(
             pyarrow.BufferReader(content),
-            csv.ReadOptions(column_names=list(names), use_threads=False),
+            csv.ReadOptions(column_names=list(names), use_threads=False, block_size=block_bytes),
             csv.ParseOptions(delimiter=delimiter),
             csv.ConvertOptions(
                 column_types=types, include_columns=None if all_columns else list(dtypes)
             ),
         )
+
+    try:
+        try:
+            return read(_ARROW_BLOCK_BYTES)
+        except pyarrow.ArrowInvalid as error:
+            if "straddling" not in str(error):
+                raise
+            # A line is longer than a block.
+            return read(len(content) + 1)
     except pyarrow.ArrowInvalid as error:
+        if "invalid UTF8" in str(error):
+            raise _other_encoding(path, error) from error
         raise ConfigError(
             f"{path} cannot be read as CSV: {error}. If a column has another type than its first "
             f"lines have, name it with dtypes={{'column': 'float64'}}."
         ) from error
+
+
+def _other_encoding(path: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be read as CSV: {error}. Write it in UTF-8, for example with: iconv -f "
+        f"LATIN1 -t UTF-8 OLD > NEW"
+    )
 
 
 def _describe(
@@ -245,6 +266,8 @@ def _describe(
         start = len(header)
         found = tuple(names or _split_header(path, header, delimiter))
         head = file.read(BLOCK_BYTES)
+        if b"\n" not in head:
+            head += file.readline()
         head = head[: head.rfind(b"\n") + 1] or head
         offsets, lines = _find_blocks(file, start)
     try:
@@ -328,7 +351,10 @@ def _split_header(path: str, header: bytes, delimiter: str) -> list[str]:
     # Arrow does not read a last line without a line break.
     line = pyarrow.BufferReader(header.rstrip(b"\r\n") + b"\n")
     table = csv.read_csv(line, parse_options=csv.ParseOptions(delimiter=delimiter))
-    return list(table.column_names)
+    try:
+        return list(table.column_names)
+    except UnicodeDecodeError as error:
+        raise _other_encoding(path, error) from error
 
 
 def _find_blocks(file: Any, start: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

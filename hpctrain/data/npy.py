@@ -15,7 +15,7 @@ from hpctrain.data.batch import Batch, check_lengths
 from hpctrain.data.conform import check_unchanged
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.open_files import OpenFiles
-from hpctrain.data.schema import Column, Schema
+from hpctrain.data.schema import Column, Schema, check_columns
 from hpctrain.data.source import SideBySide, SingleRows, Source
 from hpctrain.data.together import concatenate_sources
 from hpctrain.data.types import as_in_batches, type_in_batches
@@ -48,10 +48,9 @@ class NumpySource(SingleRows):
     def read(self, rows: range, columns: Sequence[str] | None) -> Batch:
         """Return rows, in order. Not collective."""
         with _open_files.use(self.path) as opened:
-            arrays = _named(opened, self.column)
             batch = {}
             for name, column in self.schema.select(columns).items():
-                array = arrays.get(name, _NOTHING)
+                array = _read(opened, self.path, name, self.column)
                 dtype = type_in_batches(array.dtype)
                 found = len(array), Column(dtype=dtype, shape=array.shape[1:])
                 check_unchanged(self.path, name, rows=self.rows, column=column, found=found)
@@ -96,7 +95,14 @@ def _open_files_of(paths: Paths, column: str, columns: Sequence[str] | None) -> 
 
 
 def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySource:
-    arrays = _named(_open(path), column)
+    opened = _open(path)
+    names = [name or column for name in opened.names]
+    try:
+        check_columns(names if columns is None else columns, names)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    chosen = names if columns is None else columns
+    arrays = {name: _read(opened, path, name, column) for name in chosen}
     for name, array in arrays.items():
         if array.ndim == 0:
             raise ConfigError(
@@ -104,7 +110,7 @@ def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySou
                 f"row."
             )
     try:
-        described = Schema.of(arrays).select(columns)
+        described = Schema.of(arrays)
         schema = Schema(
             tuple((n, replace(c, dtype=type_in_batches(c.dtype))) for n, c in described.items())
         )
@@ -115,30 +121,50 @@ def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySou
     return NumpySource(path=path, column=column, rows=rows, schema=schema)
 
 
-def _named(opened: _Opened, column: str) -> dict[str, np.ndarray]:
-    return {name or column: array for name, array in opened.arrays.items()}
+def _read(opened: _Opened, path: str, name: str, column: str) -> np.ndarray:
+    """Return an array by the name of its column; an array without a name is `column`."""
+    stored = "" if name == column and "" in opened.names else name
+    if stored not in opened.names:
+        return _NOTHING
+    try:
+        return opened.read(stored)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, error) from error
 
 
 class _Opened:
-    """The arrays of a file; uncompressed ones are mapped, not read."""
+    """The arrays of a file, each read at first use; uncompressed ones are mapped, not read."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.arrays: dict[str, np.ndarray] = {}
+        self._path = path
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self._arrays: dict[str, np.ndarray] = {}
         if not zipfile.is_zipfile(path):
-            self.arrays[""] = np.load(path, mmap_mode="r", allow_pickle=False)
+            self._arrays[""] = np.load(path, mmap_mode="r", allow_pickle=False)
             return
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                with archive.open(member) as file:
-                    self.arrays[member.filename.removesuffix(".npy")] = (
-                        _map(path, file, member)
-                        if member.compress_type == zipfile.ZIP_STORED
-                        else np.lib.format.read_array(file, allow_pickle=False)
-                    )
+            self._members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays; that of a ``.npy`` file has none."""
+        return list(self._members or self._arrays)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return an array. Not collective."""
+        if name not in self._arrays:
+            member = self._members[name]
+            with zipfile.ZipFile(self._path) as archive, archive.open(member) as file:
+                self._arrays[name] = (
+                    _map(self._path, file, member)
+                    if member.compress_type == zipfile.ZIP_STORED
+                    else np.lib.format.read_array(file, allow_pickle=False)
+                )
+        return self._arrays[name]
 
     def close(self) -> None:
         """Release the arrays. Not collective."""
-        self.arrays.clear()
+        self._arrays.clear()
 
 
 def _map(path: Any, file: Any, member: zipfile.ZipInfo) -> np.ndarray:
@@ -165,10 +191,14 @@ def _open(path: str) -> _Opened:
     try:
         return _Opened(path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            f"{path} cannot be read as .npy or .npz: {error}. It is truncated or has Python "
-            f"objects: write it again."
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be read as .npy or .npz: {error}. It is truncated or has Python objects: "
+        f"write it again."
+    )
 
 
 _open_files = OpenFiles(_open)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,22 @@ def test_arrays_of_npz_files_are_columns(tmp_path: Path, save: object):
     assert read_numpy(tmp_path, columns=["y"]).columns() == ["y"]
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_other_arrays_of_npz_files_do_not_matter(tmp_path: Path, save: Any):
+    others = {"mean": np.zeros(2), "n": np.array(5), "names": np.array([{}], dtype=object)}
+    save(tmp_path / "a.npz", x=np.arange(6), **others)
+    dataset = read_numpy(tmp_path, columns=["x"])
+    assert dataset.to_numpy()["x"].tolist() == [*range(6)]
+    for columns, message in (
+        (["x", "mean"], "different numbers of rows"),
+        (["x", "n"], "'n' is a single value"),
+        (["names"], "Object arrays cannot be loaded"),
+        (["y"], "no column 'y'. The dataset has 'x'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_numpy(tmp_path, columns=columns)
+
+
 def test_damaged_numpy_files_and_pickles_are_refused(tmp_path: Path):
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "short.npy", np.arange(1000))
@@ -113,6 +130,23 @@ def test_damaged_numpy_files_and_pickles_are_refused(tmp_path: Path):
     ):
         with pytest.raises(ConfigError, match=message):
             read_numpy(tmp_path / name)
+
+
+@pytest.mark.parametrize("length", [3 * 2**20, 9 * 2**20])
+def test_long_lines_are_read(tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hpctrain.data.csv, "BLOCK_BYTES", 8 * 2**20)
+    (tmp_path / "a.csv").write_text("text,n\n" + "x" * length + ",1\n" + "y,2\n")
+    rows = read_csv(tmp_path / "a.csv").to_numpy()
+    assert [len(text) for text in rows["text"]] == [length, 1]
+    assert rows["n"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("lines", ["name\nMüller\n", "näme\nMoser\n"])
+def test_another_encoding_is_named_as_what_is_wrong(tmp_path: Path, lines: str):
+    (tmp_path / "a.csv").write_bytes(lines.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"a.csv cannot be read as CSV: .*iconv .*UTF-8") as info:
+        read_csv(tmp_path / "a.csv").to_numpy()
+    assert "dtypes" not in str(info.value)
 
 
 def test_times_with_a_zone_are_read_as_those_of_utc(tmp_path: Path):
