@@ -51,7 +51,7 @@ def write_parquet(dataset: Consumed, path: str | PathLike[str], *, compression: 
                     _parquet_writer(parquet, beside, table.schema, compression)
                 )
             writer.write_table(table, row_group_size=rows)
-    return Path(path)
+    return _target(path)
 
 
 def _parquet_writer(parquet: Any, path: Path, schema: Any, compression: str | None) -> Any:
@@ -94,13 +94,13 @@ def write_csv(dataset: Consumed, path: str | PathLike[str]) -> Path:
                 table = table.set_column(0, table.schema.names[0], texts)
             writer = writer or stack.enter_context(csv.CSVWriter(beside, table.schema))
             writer.write_table(table)
-    return Path(path)
+    return _target(path)
 
 
 def write_numpy(dataset: Consumed, path: str | PathLike[str]) -> Path:
     """Write a directory of ``.npz`` files that are not compressed. Not collective."""
     schema = dataset.schema()
-    directory = Path(arguments.path("path", path))
+    directory = _target(path)
     if directory.exists():
         raise ConfigError(f"{directory} exists. Delete it, or give another path.")
     if directory.suffix in (".npy", ".npz"):
@@ -162,7 +162,7 @@ def write_hdf5(
                     made[name].resize(stop, axis=0)
                 made[name][start:stop] = as_in_hdf5(array)
             start = stop
-    return Path(path)
+    return _target(path)
 
 
 def _make(group: Any, name: str, column: Column, rows: int | None, compression: str | None) -> Any:
@@ -207,7 +207,7 @@ def _without_objects(name: str, array: np.ndarray) -> np.ndarray:
 @contextmanager
 def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename the complete file to its target."""
-    target = Path(arguments.path("path", path))
+    target = _target(path)
     if target.suffix not in suffixes:
         raise ConfigError(
             f"{target} does not end with {' or '.join(suffixes)}. Give a path that does."
@@ -222,6 +222,10 @@ def _beside(path: str | PathLike[str], suffixes: tuple[str, ...]) -> Iterator[Pa
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _target(path: str | PathLike[str]) -> Path:
+    return Path(arguments.path("path", path)).expanduser()
 
 
 def _batches(dataset: Consumed, schema: Schema, *, batch_size: int) -> Iterator[Batch]:

@@ -108,6 +108,26 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(dataset: Dataset, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.h5", "arrays"])
+def test_a_tilde_is_the_home_directory_as_in_readers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    dataset = from_numpy({"y": Y})
+    write = {
+        "a.parquet": dataset.write_parquet,
+        "a.csv": dataset.write_csv,
+        "a.h5": dataset.write_hdf5,
+        "arrays": dataset.write_numpy,
+    }[name]
+    assert write(f"~/new/{name}") == tmp_path / "home" / "new" / name
+    assert [path.name for path in (tmp_path / "home" / "new").iterdir()] == [name]
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
 def test_an_ending_that_says_something_else_is_refused(dataset: Dataset, tmp_path: Path):
     for write, name in (
         (dataset.write_parquet, "a.h5"),
