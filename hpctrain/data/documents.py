@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,9 +43,8 @@ class LoadJson:
         pyarrow = require("pyarrow", to="to read JSON files")
         reader = require("pyarrow.json", to="to read JSON files")
         size = os.path.getsize(path)
-        for block in (_BLOCK_BYTES, min(size + 1, 2**31 - 1)) if size else ():
+        for block in _block_sizes(path) if size else ():
             try:
-                # Arrow refuses a row that is larger than a block.
                 table = reader.read_json(path, reader.ReadOptions(block_size=block))
             except pyarrow.ArrowInvalid:
                 continue
@@ -53,8 +52,22 @@ class LoadJson:
         return _load_list(path) if size else {}
 
 
+def _block_sizes(path: str) -> Iterator[int]:
+    """Yield a size that suits most files, and then that of the content of this one."""
+    yield _BLOCK_BYTES
+    # Arrow refuses a row that is larger than a block.
+    with _open(path) as file:
+        size = sum(map(len, iter(lambda: file.read(_BLOCK_BYTES), b"")))
+    yield min(size + 1, 2**31 - 1)
+
+
+def _open(path: str) -> Any:
+    """Open a file, and decompress it if its name ends as that of a compressed one."""
+    return require("pyarrow", to="to read JSON files").input_stream(path, compression="detect")
+
+
 def _load_list(path: str) -> Batch:
-    with open(path, "rb") as file:
+    with _open(path) as file:
         try:
             items = json.load(file)
         except ValueError as error:

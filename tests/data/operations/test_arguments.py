@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +247,21 @@ def test_files_that_are_read_whole(tmp_path: Path, as_directory: bool):
     (folder / "b.jsonl").write_text("no")
     with pytest.raises(ConfigError, match=r"b.jsonl is neither lines of JSON objects nor"):
         read_json(folder)
+
+
+@pytest.mark.parametrize("content", [[{"a": 1}, {"a": 2}], {"a": 1}])
+def test_compressed_json_may_be_a_list(tmp_path: Path, content: Any):
+    path = tmp_path / "l.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(content, indent=1).encode()))
+    expected = [1, 2] if isinstance(content, list) else [1]
+    assert read_json(path).to_numpy()["a"].tolist() == expected
+
+
+def test_a_compressed_line_of_json_may_be_longer_than_the_file(tmp_path: Path):
+    path = tmp_path / "l.jsonl.gz"
+    text = "x" * 20_000_000
+    path.write_bytes(gzip.compress(f'{{"a": "{text}"}}\n{{"a": "y"}}\n'.encode()))
+    assert [len(a) for a in read_json(path).to_numpy()["a"]] == [20_000_000, 1]
 
 
 def test_texts_and_bytes_come_as_they_are(tmp_path: Path):
