@@ -117,13 +117,15 @@ class Aggregated(Description):
         rows = Mapped.select_columns(self, [column])
         try:
             found = [
-                to_arrow_with_missing(plain(piece))[column].unique()
+                pyarrow.table({column: to_arrow_with_missing(plain(piece))[column].unique()})
                 for piece in rows.pieces([range(self.source.num_rows)])
                 if piece
             ]
             if not found:
                 return []
-            values = pyarrow.chunked_array(found, type=found[0].type).unique()
+            # Arrow's type of a piece of objects that are all missing is null.
+            table = pyarrow.concat_tables(found, promote_options="default")
+            values = table[column].unique()
         except pyarrow.ArrowException as error:
             raise ConfigError(f"unique({column!r}): {error}.") from error
         return list(

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hpctrain.data import Dataset, from_items, prefetch, range, read_parquet
+from hpctrain.data import Dataset, from_items, prefetch, range, read_parquet, stream
 from hpctrain.data.identity import files_of
 
 ROWS = 23
@@ -166,3 +166,17 @@ def test_no_clock_runs_while_a_function_of_the_user_does(make):
     assert sum(len(batch["id"]) for batch in batches) == rows.count()
     assert True in stopped
     assert False not in stopped
+
+
+@pytest.mark.parametrize("value", ["a", b"c", 2**60 + 1])
+def test_the_first_rows_may_miss_the_values_that_unique_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object
+):
+    table = pyarrow.table({"s": [None, None, value, value]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    monkeypatch.setattr(stream, "READ_BYTES", 1)
+    rows = read_parquet(tmp_path)
+    assert len(list(rows.all_pieces())) == 2
+    assert rows.unique("s") == [None, value]
+    assert rows.unique("s", ignore_nulls=True) == [value]
+    assert rows.limit(2).unique("s") == [None]
