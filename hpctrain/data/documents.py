@@ -16,11 +16,12 @@ from hpctrain.data.batch import Batch, num_rows, slice_batch
 from hpctrain.data.conform import conform, empty
 from hpctrain.data.files import Paths, describe_all, find_files
 from hpctrain.data.large_integers import integers_of_json
-from hpctrain.data.operations.derived import union_schema
+from hpctrain.data.operations.derived import missing_rows, union_schema
 from hpctrain.data.operations.items import batch_of_items
 from hpctrain.data.optional import require
-from hpctrain.data.schema import Schema
+from hpctrain.data.schema import Column, Schema
 from hpctrain.data.source import Blocks, Concatenated, Source
+from hpctrain.data.types import are_floats
 from hpctrain.errors import ConfigError
 
 _ADVICE = "The file has changed, or the files have different types: write Parquet instead."
@@ -134,9 +135,13 @@ class DocumentSource:
                 f"{self.path} has changed since the dataset was made: it has {found} rows, and had "
                 f"{self.num_rows}. Make the dataset again."
             )
-        missing = {name: np.full(found, None, object) for name in schema if name not in batch}
-        part = slice_batch(batch | missing, rows.start, rows.stop)
-        return conform(part, schema, where=self.path, advice=_ADVICE)
+        part = slice_batch(batch, rows.start, rows.stop)
+        missing = {
+            name: missing_rows(column, len(rows))
+            for name, column in schema.items()
+            if name not in part or _is_missing(part[name])
+        }
+        return conform(part | missing, schema, where=self.path, advice=_ADVICE)
 
 
 def open_documents(paths: Paths, suffixes: Sequence[str], load: Load) -> Source:
@@ -151,7 +156,7 @@ def open_documents(paths: Paths, suffixes: Sequence[str], load: Load) -> Source:
     """
     files = find_files(paths, suffixes)
     described = describe_all(files, partial(_describe, load))
-    schema = union_schema([own for _, own in described if own] or [described[0][1]])
+    schema = _schema_of_all([batch for rows, batch in described if rows] or [described[0][1]])
     parts = tuple(
         DocumentSource(path=path, num_rows=rows, schema=schema, load=load)
         for path, (rows, _) in zip(files, described, strict=True)
@@ -159,6 +164,37 @@ def open_documents(paths: Paths, suffixes: Sequence[str], load: Load) -> Source:
     return parts[0] if len(parts) == 1 else Concatenated(parts=parts)
 
 
-def _describe(load: Load, path: str) -> tuple[int, Schema]:
+def _describe(load: Load, path: str) -> tuple[int, _Columns]:
     batch = load(path)
-    return num_rows(batch), Schema.of_read(batch)
+    found = {name: array for name, array in batch.items() if not _is_missing(array)}
+    large = (n for n, a in found.items() if a.dtype.kind in "iu" and not are_floats(a))
+    return num_rows(batch), _Columns(tuple(batch), Schema.of_read(found), frozenset(large))
+
+
+def _is_missing(array: np.ndarray) -> bool:
+    """Return whether no value shows the type of a column."""
+    return array.dtype == object and all(value is None for value in array.reshape(-1))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a file."""
+
+    names: tuple[str, ...]
+    found: Schema
+    """Those that have a value."""
+    large: frozenset[str]
+    """Those of integers that are not all exact as floats."""
+
+
+def _schema_of_all(files: Sequence[_Columns]) -> Schema:
+    """Return the columns of all files; those without a value in any of them are of objects."""
+    found = union_schema([file.found for file in files])
+    large = {name for file in files for name in file.large}
+    objects = Column(dtype=np.dtype(object))
+    names = dict.fromkeys(name for file in files for name in file.names)
+    # Those of floats have integers that are missing in some files.
+    rounded = {n for n in large if found[n].dtype.kind == "f"}
+    return Schema(
+        tuple((n, found[n] if n in found and n not in rounded else objects) for n in names)
+    )

@@ -77,7 +77,7 @@ class DerivedSource:
         if not rows:
             return empty(schema)
         batch = batch | {
-            name: _missing(column, len(rows))
+            name: missing_rows(column, len(rows))
             for name, column in schema.items()
             if name not in batch
         }
@@ -136,6 +136,7 @@ def _missing_type(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64) if dtype.kind in "iu" else np.dtype(object)
 
 
-def _missing(column: Column, rows: int) -> np.ndarray:
+def missing_rows(column: Column, rows: int) -> np.ndarray:
+    """Return rows of a column that are all missing. Not collective."""
     nothing = {"M": "NaT", "m": "NaT", "O": None}.get(column.dtype.kind, np.nan)
     return np.full((rows, *column.shape), nothing, column.dtype)
