@@ -18,8 +18,15 @@ from hpctrain.data.prefetch import prefetch, spare_threads
 from hpctrain.data.row_order import digest_order
 from hpctrain.data.source import at_epoch, block_rows, read_rows
 from hpctrain.data.split import Tail, Taken, batch_sizes, check_tail, left_over, part_of
-from hpctrain.data.stream import Mixing, choose_mixing, rebatch, tasks_in_order, tasks_shuffled
-from hpctrain.data.window import PIECE_BYTES, Memory
+from hpctrain.data.stream import (
+    Mixing,
+    bytes_of_task,
+    choose_mixing,
+    rebatch,
+    tasks_in_order,
+    tasks_shuffled,
+)
+from hpctrain.data.window import Memory
 from hpctrain.errors import ConfigError
 from hpctrain.loop_time import timed
 
@@ -271,13 +278,17 @@ class Epochs:
 
     def _batches(self, settings: _Settings) -> Iterator[Batch]:
         dataset = self._dataset
-        row_bytes, threads, ahead = dataset.read_schema.row_bytes, 0, 0
+        row_bytes, threads, ahead, bytes_each = dataset.read_schema.row_bytes, 0, 0, 0
         if settings.prefetch_batches and not dataset.is_instant:
             mixing = settings.mixing
-            threads = spare_threads(mixing.window_rows * row_bytes if mixing else PIECE_BYTES)
+            bytes_each = bytes_of_task(dataset.source, dataset.columns_read)
+            bytes_each = mixing.window_rows * row_bytes if mixing else bytes_each
+            threads = spare_threads(bytes_each)
             wanted = settings.prefetch_batches * settings.batch_size * row_bytes
-            ahead = 1 + -(-wanted // PIECE_BYTES)
-        pieces = prefetch(self._tasks(settings), threads=threads, ahead=ahead)
+            ahead = 1 + wanted // max(bytes_each, 1)
+        pieces = prefetch(
+            self._tasks(settings), threads=threads, ahead=ahead, bytes_each=bytes_each
+        )
         applied, filled = dataset.keeps_rows, settings.tail == "pad"
         if not self._rows and (settings.epoch, settings.before) == (self.epoch, self._before):
             self._moving = settings

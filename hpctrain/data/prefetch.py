@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 MOST_THREADS = 4
 MOST_BYTES = 256 * 2**20
-"""Memory of all tasks that threads work on at a time."""
+"""Memory of all tasks that are begun ahead, unless one alone needs more."""
 
 
 def spare_threads(bytes_each: int = 0) -> int:
@@ -48,6 +48,7 @@ def prefetch(
     *,
     threads: int = 1,
     ahead: int = 0,
+    bytes_each: int = 0,
     timeout_s: float = timeouts.ROWS_READ_S,
 ) -> Iterator[_T]:
     """Yield the results of tasks, in order, while threads work on the next ones. Not collective.
@@ -62,7 +63,9 @@ def prefetch(
         Threads that work on tasks; with 0 the caller runs each task when its result is due.
     ahead
         Tasks that may be begun or done before their result is due; at least `threads` + 2, so that
-        no thread runs out of work.
+        no thread runs out of work, unless they need more memory than `MOST_BYTES`.
+    bytes_each
+        Memory that a task, or its result, needs.
     timeout_s
         How long to wait for one result, seconds, without the time in `clock_stopped`.
 
@@ -73,7 +76,10 @@ def prefetch(
     """
     with kept_open():
         if threads:
-            yield from _done_by_threads(tasks, threads, ahead, timeout_s)
+            most = max(MOST_BYTES // max(bytes_each, 1), 1)
+            yield from _done_by_threads(
+                tasks, threads, max(ahead, min(threads + 2, most)), timeout_s
+            )
         else:
             for task in tasks:
                 yield task()
@@ -118,7 +124,7 @@ def _done_by_threads(
             target=_work, args=(queue,), name=f"hpctrain-prefetch-{number}", daemon=True
         ).start()
     try:
-        submit(max(ahead, threads + 2))
+        submit(ahead)
         while pending:
             _help_until_done(pending[0], queue, timeout_s)
             submit(1)

@@ -13,7 +13,7 @@ from hpctrain.data.batch import Batch, concatenate, num_rows, slice_batch
 from hpctrain.data.order import SLABS, Shuffle
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Concatenated, RowRanges, Source, read_rows
-from hpctrain.data.window import WINDOW_BYTES, Memory, WindowReader
+from hpctrain.data.window import PIECE_BYTES, WINDOW_BYTES, Memory, WindowReader
 
 READ_BYTES = 32 * 2**20
 """Bytes of one read, in whole blocks; at least one block."""
@@ -96,6 +96,14 @@ def tasks_in_order(
         )
     cut = windows(source, ranges, schema.row_bytes)
     return (partial(read_rows, source, window, columns) for window in cut)
+
+
+def bytes_of_task(source: Source, columns: Sequence[str] | None) -> int:
+    """Return about how many bytes a task of `tasks_in_order` reads at most. Not collective."""
+    if _reads_into(source):
+        return PIECE_BYTES
+    row_bytes = source.schema.select(columns).row_bytes
+    return min(max(READ_BYTES, source.unit_rows * row_bytes), source.num_rows * row_bytes)
 
 
 def tasks_shuffled(

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from hpctrain.data import Dataset, read_binary_files, read_csv, read_json, read_parquet, write
-from hpctrain.data.stream import choose_mixing, windows
+from hpctrain.data.stream import bytes_of_task, choose_mixing, windows
 
 ROWS, SIZE = 600, 100_000
 
@@ -50,6 +50,7 @@ def test_reads_and_shuffles_of_large_objects_are_some_mib(tmp_path: Path, make: 
     assert 0.9 * SIZE < row_bytes < 1.2 * SIZE
     largest = max(map(len, windows(source, [range(ROWS)], row_bytes)))
     assert largest * SIZE < 40 * 2**20
+    assert largest * SIZE < bytes_of_task(source, None) < 40 * 2**20
     mixing = choose_mixing(source, row_bytes, buffer_rows=None, seed=0)
     assert mixing.window_rows * SIZE < 80 * 2**20
 

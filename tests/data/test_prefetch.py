@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hpctrain.data.prefetch import Buffers, clock_stopped, prefetch
+from hpctrain.data.prefetch import MOST_BYTES, Buffers, clock_stopped, prefetch
 from hpctrain.errors import HpctrainError
 
 
@@ -54,6 +54,22 @@ def test_no_more_than_was_asked_for_is_done_ahead():
     results.close()
 
     assert len(started) <= 10 + 4
+
+
+@pytest.mark.parametrize(("share", "most"), [(1.5, 1), (1, 1), (0.5, 2), (0.01, 4)])
+def test_no_more_is_begun_ahead_than_memory_allows(share, most):
+    begun = []
+
+    def tasks():
+        for number in range(20):
+            begun.append(number)
+            yield int
+
+    results = prefetch(tasks(), threads=2, bytes_each=int(share * MOST_BYTES))
+    for number in range(10):
+        next(results)
+        assert len(begun) == number + 1 + most
+    results.close()
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])

@@ -15,7 +15,7 @@ from hpctrain.data.prefetch import clock_stopped, prefetch, spare_threads
 from hpctrain.data.schema import Schema
 from hpctrain.data.source import Source, memory_bytes, read_rows
 from hpctrain.data.steps import MapBatches, Step, check_kept
-from hpctrain.data.stream import Task, rebatch, tasks_in_order
+from hpctrain.data.stream import Task, bytes_of_task, rebatch, tasks_in_order
 from hpctrain.data.window import Memory
 from hpctrain.errors import ConfigError
 
@@ -201,7 +201,9 @@ class Description:
         tasks = tasks_in_order(
             self.source, ranges, self.columns_read, memory=Memory(), batch_size=batch_size
         )
-        return prefetch(self.with_steps(tasks), threads=0 if self.is_instant else spare_threads())
+        bytes_each = bytes_of_task(self.source, self.columns_read)
+        threads = 0 if self.is_instant else spare_threads(bytes_each)
+        return prefetch(self.with_steps(tasks), threads=threads, bytes_each=bytes_each)
 
 
 def _surely_keeps_rows(step: Step) -> bool:
