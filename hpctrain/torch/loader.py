@@ -41,16 +41,23 @@ class ShareSampler(DistributedSampler[Any]):
         """Return this rank's share of what is left of the epoch."""
         # A loader with worker processes calls this twice before it takes anything: what is drawn
         # is drawn when the first item is asked for.
-        order, start = self._draw(), self.start
-        self.start = 0
+        order, start = self.begin()
         left = len(order) - start
         rounds = left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
         end = start + rounds * self.num_replicas
-        padded = islice(cycle(order), start + self.rank, end, self.num_replicas)
+        if order:
+            yield from islice(cycle(order), start + self.rank, end, self.num_replicas)
+
+    def begin(self) -> tuple[list[Any], int]:
+        """Begin an iteration; return all items of its epoch, and how many were given out before.
+
+        Not collective.
+        """
+        order, start = self._draw(), self.start
+        self.start = 0
         self._drawn = self.epoch
         self.epoch += 1
-        if order:
-            yield from padded
+        return order, start
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is. Not collective."""
@@ -130,7 +137,7 @@ class GlobalBatchSampler:
 
     def __init__(
         self,
-        sampler: DistributedSampler[Any],
+        sampler: ShareSampler,
         *,
         global_batch_size: int,
         world: World,
@@ -148,9 +155,9 @@ class GlobalBatchSampler:
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Return this rank's batches of an epoch."""
-        order = list(self.sampler)
+        order, given = self.sampler.begin()
         rank, size = self._world.world_rank, self._world.world_size
-        for start in range(0, len(order), self.global_batch_size):
+        for start in range(given, len(order), self.global_batch_size):
             drawn = order[start : start + self.global_batch_size]
             if len(drawn) < self.global_batch_size:
                 if self.drop_last:
@@ -259,6 +266,7 @@ def shard_loader(
         return loader
     if isinstance(loader.dataset, IterableDataset):
         return loader
+    _check_iterator(loader)
     shard: dict[str, Any] = {"num_replicas": world.world_size, "rank": world.world_rank}
     if loader.batch_size is None and loader.batch_sampler is not None:
         _check_length(loader.batch_sampler)
@@ -270,7 +278,7 @@ def shard_loader(
     )
 
 
-def _shard_samples(loader: DataLoader[Any], **shard: Any) -> DistributedSampler[Any]:
+def _shard_samples(loader: DataLoader[Any], **shard: Any) -> ShareSampler:
     if _is_plain(loader):
         shuffle = isinstance(loader.sampler, RandomSampler)
         return EpochSampler(loader.dataset, shuffle=shuffle, **shard)
@@ -291,6 +299,7 @@ def _in_global_batches(loader: DataLoader[Any], world: World, size: int) -> Data
             f"puts them into batches itself. This one has an iterable dataset, a batch sampler, a "
             f"DistributedSampler or no batches: let it give each rank its part of a batch."
         )
+    _check_iterator(loader)
     batches = GlobalBatchSampler(
         _shard_samples(loader, num_replicas=1, rank=0),
         global_batch_size=size,
@@ -314,6 +323,20 @@ def _check_length(sampler: Any) -> None:
             f"prepare_data_loader(): {type(sampler).__name__} has no __len__, so it cannot be "
             f"shared out evenly over the ranks. Give it one, or let it draw for its rank by itself "
             f"and set add_dist_sampler=False."
+        )
+
+
+def has_usual_iterator(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader gives what torch's own class gives. Not collective."""
+    its, usual = type(loader), DataLoader
+    return (its.__iter__, its._get_iterator) == (usual.__iter__, usual._get_iterator)
+
+
+def _check_iterator(loader: DataLoader[Any]) -> None:
+    if not has_usual_iterator(loader):
+        raise ConfigError(
+            f"prepare_data_loader(): {type(loader).__name__} has an __iter__() of its own, which "
+            f"would be lost. Use collate_fn, or draw for this rank and set add_dist_sampler=False."
         )
 
 

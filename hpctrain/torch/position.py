@@ -6,21 +6,33 @@ batch's number only: neither on earlier batches, nor on which worker process loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
     get_worker_info,
 )
 
 from hpctrain.torch import rng
-from hpctrain.torch.loader import PreparedLoader, ShareSampler, rebuild, samplers_of
+from hpctrain.torch.loader import (
+    GlobalBatchSampler,
+    PreparedLoader,
+    ShareSampler,
+    has_usual_iterator,
+    rebuild,
+    samplers_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +79,27 @@ class ResumableLoader:
         self._generators = [(g, g.initial_seed()) for g in dict.fromkeys(generators)]
         self._numbered: _NumberedBatches | None = None
         self._iterable: DataLoader[Any] = loader
-        if base.batch_sampler is not None and not isinstance(base.dataset, IterableDataset):
-            self._numbered = _NumberedBatches(base.batch_sampler)
-            self._iterable = loader.over(
-                rebuild(
-                    base,
-                    dataset=_SeededDataset(base.dataset),
-                    batch_sampler=self._numbered,
-                    collate_fn=_SeededCollate(base.collate_fn),
-                )
+        if not has_usual_iterator(base):
+            # What it makes of its batches can only be had from itself.
+            return
+        if isinstance(base.dataset, IterableDataset):
+            if base.persistent_workers:
+                # They would keep the seed of their first epoch.
+                sizes = {"batch_size": base.batch_size, "drop_last": base.drop_last}
+                self._iterable = loader.over(rebuild(base, persistent_workers=False, **sizes))
+            return
+        self._numbered = _NumberedBatches(base.batch_sampler or base.sampler)
+        draws: dict[str, Any] = {"batch_sampler": self._numbered}
+        if base.batch_sampler is None:
+            draws = {"sampler": self._numbered, "batch_size": None}
+        self._iterable = loader.over(
+            rebuild(
+                base,
+                dataset=_SeededDataset(base.dataset),
+                collate_fn=_SeededCollate(base.collate_fn),
+                **draws,
             )
+        )
 
     def iterate(
         self, position: Position, *, seed: int, shared_seed: int | None = None
@@ -104,13 +127,13 @@ class ResumableLoader:
         if self._numbered is not None:
             # Samplers and loaders draw seeds when an iteration begins.
             with rng.seeded(order_seed):
-                self._numbered.begin(skip, position.batch, epoch_seed)
+                self._numbered.begin(skip, position.batch, epoch_seed, order_seed=order_seed)
             with rng.seeded(epoch_seed):
                 return iter(self._iterable)
         return self._replay(skip, epoch_seed)
 
     def _replay(self, skip: int, seed: int) -> Iterator[Any]:
-        """Begin anew and drop what was seen, for streams and for samplers without batches."""
+        """Begin anew and drop what was seen, for streams and for loaders of the user's own."""
         own = rng.capture()
         rng.seed_all(seed)
         batches = iter(self._iterable)
@@ -131,9 +154,12 @@ class ResumableLoader:
             rng.restore(stream)
 
 
-class _Batch(list[Any]):
-    """Indices of one batch, with the seed of its random draws."""
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """One batch, with the seed of its random draws."""
 
+    drawn: Any
+    """Indices, or whatever the sampler of a loader without batches draws."""
     seed: int
 
 
@@ -145,11 +171,16 @@ class _NumberedBatches:
         self._drawn: Iterator[Any] = iter(())
         self._first = self._seed = 0
 
-    def begin(self, skip: int, first: int, seed: int) -> None:
-        """Say how many batches the next iteration drops, the number of its first, and its seed."""
-        drawn = islice(self._sampler, skip, None)
-        # A sampler draws its order with its first batch. Now, and not in __iter__, which a loader
-        # with worker processes calls twice.
+    def begin(self, skip: int, first: int, seed: int, *, order_seed: int) -> None:
+        """Say how many batches the next iteration drops, the number of its first, and its seeds.
+
+        That of the order is for samplers that draw when they are asked.
+        """
+        sampler = self._sampler
+        if not _draws_at_once(sampler):
+            sampler = _in_own_streams(sampler, order_seed)
+        drawn = islice(sampler, skip, None)
+        # The first now, and not in __iter__, which a loader with worker processes calls twice.
         self._drawn = chain(list(islice(drawn, 1)), drawn)
         self._first, self._seed = first, seed
 
@@ -161,17 +192,48 @@ class _NumberedBatches:
 
     @staticmethod
     def _number(drawn: Iterator[Any], first: int, seed: int) -> Iterator[_Batch]:
-        for number, indices in enumerate(drawn, start=first):
-            batch = _Batch(indices)
-            batch.seed = rng.mix(seed, number)
-            yield batch
+        for number, its in enumerate(drawn, start=first):
+            yield _Batch(drawn=its, seed=rng.mix(seed, number))
+
+
+# They use the process's generators for their first item only.
+_AT_ONCE = {
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+}
+
+
+def _draws_at_once(sampler: Any) -> bool:
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return type(sampler) in _AT_ONCE or isinstance(sampler, ShareSampler | GlobalBatchSampler)
+
+
+def _in_own_streams(sampler: Any, seed: int) -> Iterator[Any]:
+    """Give what a sampler draws with random streams of its own, whenever it is asked."""
+    with rng.seeded(seed):
+        drawn, streams = iter(sampler), rng.capture()
+    while True:
+        own = rng.capture()
+        rng.restore(streams)
+        try:
+            batch = next(drawn)
+        except StopIteration:
+            return
+        finally:
+            streams = rng.capture()
+            rng.restore(own)
+        yield batch
 
 
 @dataclass(frozen=True)
 class _Fetched:
     """Samples of a batch, and the streams of the process that were put aside for them."""
 
-    samples: Sequence[Any]
+    samples: Any
     own: dict[str, Any] | None
 
 
@@ -197,16 +259,24 @@ class _SeededDataset(Dataset[Any]):
         return len(self._dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._dataset[index]
+        if not isinstance(index, _Batch):
+            return self._dataset[index]
+        own = _begin(index)
+        return _Fetched(self._dataset[index.drawn], own)
 
     def __getitems__(self, batch: _Batch) -> _Fetched:
-        # A worker process has no other use for its streams.
-        own = rng.capture() if get_worker_info() is None else None
-        rng.seed_all(batch.seed)
-        indices = list(batch)
+        own, indices = _begin(batch), list(batch.drawn)
         if hasattr(self._dataset, "__getitems__"):
             return _Fetched(self._dataset.__getitems__(indices), own)
         return _Fetched([self._dataset[index] for index in indices], own)
+
+
+def _begin(batch: _Batch) -> dict[str, Any] | None:
+    """Seed the streams for a batch, and return what they were."""
+    # A worker process has no other use for them.
+    own = rng.capture() if get_worker_info() is None else None
+    rng.seed_all(batch.seed)
+    return own
 
 
 class _SeededCollate:

@@ -185,8 +185,8 @@ def prepare_data_loader(
     Raises
     ------
     ConfigError
-        If a sampler cannot say how much it draws, `global_batch_size` does not fit the loader, or a
-        flag is neither True nor False.
+        If a sampler cannot say how much it draws, the loader's class has an ``__iter__`` of its
+        own, `global_batch_size` does not fit the loader, or a flag is neither True nor False.
         In an epoch in which ranks draw different orders all the same, by the loader.
     """
     from hpctrain.torch.loader import PreparedLoader, shard_loader
