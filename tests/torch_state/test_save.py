@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -352,6 +355,22 @@ def test_a_conjugated_tensor_of_a_rare_type_is_refused(tmp_path: Path) -> None:
     value = torch.zeros(3, dtype=torch.complex64).to(torch.complex32).conj()
     with pytest.raises(ConfigError, match=r"x\.w is a conjugated .* Give x\.w\.resolve_conj"):
         save_state(tmp_path / "s", x={"w": value})
+
+
+def test_a_child_process_saves_after_its_parent(tmp_path: Path) -> None:
+    program = f"""
+        import os, torch
+        from hpctrain.torch import load_state, save_state
+        part = {{"w": torch.ones(3)}}
+        save_state("{tmp_path}/parent", part=part)
+        child = os.fork()
+        save_state("{tmp_path}/child" if child == 0 else "{tmp_path}/again", part=part)
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
+    for name in ("child", "again"):
+        assert torch.equal(_read(tmp_path / name)[1]["part.w"], torch.ones(3))
 
 
 def test_shared_weights_are_written_once(tmp_path: Path) -> None:

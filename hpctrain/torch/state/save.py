@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from os import PathLike
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 # has left the cache when it is used again, and each GiB takes a core a fifth longer.
 _RING_BLOCKS = 2
 _ring: Ring | None = None
+
+
+def _forget_ring() -> None:
+    """Let a child process make its own memory: it does not get that of its parent."""
+    global _ring
+    _ring = None
+
+
+os.register_at_fork(after_in_child=_forget_ring)
 
 
 def save_state(

@@ -5,6 +5,7 @@ Most tests run where there is no GPU, with a stand-in that says what is asked of
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -89,7 +90,7 @@ def pin(memory: Slots | Ring, tensors: Iterable[torch.Tensor]) -> None:
     # In a thread that has used no device yet CUDA would take the first, and memory there.
     with torch.cuda.device(device):
         if int(runtime.cudaHostRegister(address, len(memory.memory), _PORTABLE)) == 0:
-            weakref.finalize(memory, _unpin, address, device)
+            weakref.finalize(memory, _unpin, address, device, os.getpid())
             return
         # CUDA keeps the error for the next call of cudaGetLastError, which torch makes after each
         # kernel: this kernel gets it instead of one of the model.
@@ -97,6 +98,9 @@ def pin(memory: Slots | Ring, tensors: Iterable[torch.Tensor]) -> None:
             torch.zeros(1, device=device)
 
 
-def _unpin(address: int, device: torch.device) -> None:
+def _unpin(address: int, device: torch.device, process: int) -> None:
+    if os.getpid() != process:
+        # A child that was forked has neither the memory nor CUDA.
+        return
     with torch.cuda.device(device):
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
