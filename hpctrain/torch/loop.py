@@ -167,7 +167,8 @@ class LoopState:
         Raises
         ------
         CheckpointError
-            If the checkpoint does not hold the state of a loop, or not this rank's.
+            If the checkpoint does not hold the state of a loop, or not this rank's, or a file of it
+            is damaged.
         ConfigError
             If it holds no state of a scheduler, scaler or optimizer that `loop_state` was given.
         """
@@ -289,6 +290,12 @@ def _load(directory: str, name: str) -> Any:
                 "begin at the first epoch with what load_state() read, leave restore() out."
             )
         raise CheckpointError(f"{directory} has no {name}. {next_step}") from error
+    # Whatever the classes of a pickle raise.
+    except Exception as error:
+        what = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        raise CheckpointError(
+            f"{Path(directory, name)} cannot be read: {what}. Restore another checkpoint."
+        ) from error
 
 
 def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:

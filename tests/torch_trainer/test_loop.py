@@ -283,6 +283,21 @@ def test_without_a_loader_an_epoch_that_was_saved_is_done(tmp_path: Path):
     assert in_process(tmp_path / "runs", train) == [3, 4]
 
 
+@pytest.mark.parametrize("name", ["loop.pt", "loop-rank-00000.pt"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str):
+    def train() -> None:
+        from hpctrain.torch import loop_state
+
+        loop_state().save(tmp_path)
+        whole = (tmp_path / name).read_bytes()
+        for content in (b"", whole[: len(whole) // 2], b"x" + whole[1:]):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(CheckpointError, match=f"{name} cannot be read: .* another ch"):
+                loop_state().restore(tmp_path)
+
+    in_process(tmp_path / "runs", train)
+
+
 def test_what_was_not_saved_cannot_be_restored(tmp_path: Path):
     def train() -> None:
         from hpctrain.torch import loop_state
