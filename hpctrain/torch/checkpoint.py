@@ -83,11 +83,7 @@ class TorchCheckpoint(Checkpoint):
         unwrapped = unwrap(model)
         weights = unwrapped.state_dict()
         checkpoint = cls.from_state_dict(
-            weights,
-            path=path,
-            preprocessor=preprocessor,
-            features=features,
-            label=label,
+            weights, path=path, preprocessor=preprocessor, features=features, label=label
         )
         write_architecture(unwrapped, weights, checkpoint.path)
         checkpoint._architecture = unwrapped
@@ -117,7 +113,7 @@ class TorchCheckpoint(Checkpoint):
         Raises
         ------
         ConfigError
-            If something in it is not a tensor.
+            If something in it is not a tensor, or is sharded.
         """
         import torch
 
@@ -125,6 +121,11 @@ class TorchCheckpoint(Checkpoint):
             raise ConfigError(
                 f"the state_dict has values that are no tensors: {', '.join(others[:6])}. Keep "
                 f"them in a file of their own beside {SAFETENSORS_NAME}."
+            )
+        if any(hasattr(value, "placements") for value in state_dict.values()):
+            raise ConfigError(
+                "the model is sharded (FSDP): each rank has a part of it. Save it with "
+                "hpctrain.torch.report_state(), and give that to hpctrain.torch.export_state()."
             )
         checkpoint = cls._make(path)
         write_class(cls, checkpoint.path)

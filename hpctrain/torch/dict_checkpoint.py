@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from hpctrain.errors import CheckpointError
 
@@ -62,7 +61,4 @@ def read_weights_of_dict(path: Path) -> dict[str, torch.Tensor]:
             f"{path} has no weights: a dict with model.state_dict() under the key {_MODEL!r} is "
             f"needed."
         )
-    # Of DistributedDataParallel.
-    state_dict = dict(weights)
-    consume_prefix_in_state_dict_if_present(state_dict, "module.")
-    return state_dict
+    return dict(weights)

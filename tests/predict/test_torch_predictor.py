@@ -220,6 +220,39 @@ def test_a_model_with_a_part_called_module_is_kept_whole():
     assert torch.equal(kept.module.linear.weight, shell.module.linear.weight)
 
 
+class Beside(Shell):
+    """Has another part beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_dict_of_a_model_with_a_part_called_module_keeps_its_names(prefix):
+    named = {f"{prefix}{name}": tensor for name, tensor in Beside().state_dict().items()}
+    checkpoint = Checkpoint.from_dict({"model": named})
+    kept = TorchPredictor.from_checkpoint(checkpoint, model=Beside).model
+    for name, tensor in kept.state_dict().items():
+        assert torch.equal(tensor, named[f"{prefix}{name}"])
+
+
+def test_a_sharded_model_is_refused(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        model = torch.nn.Linear(2, 2)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ConfigError, match=r"sharded .*report_state\(\).*export_state\(\)"):
+            TorchCheckpoint.from_model(model, path=tmp_path / "c")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_wrapped_model_is_kept_without_its_wrapper(net):
     kept = TorchCheckpoint.from_model(torch.nn.DataParallel(net)).get_model(Net())
     assert kept.state_dict().keys() == net.state_dict().keys()
