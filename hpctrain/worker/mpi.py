@@ -7,6 +7,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
@@ -216,8 +217,8 @@ def allgather_in_time(
     sizes = comm.Iallgather(array("q", [len(mine)]), lengths)
     if not _wait(sizes, timeout_s=timeout_s, meanwhile=meanwhile):
         return None
-    starts = [sum(lengths[:rank]) for rank in range(comm.size)]
-    everything = bytearray(sum(lengths))
+    *starts, size = accumulate(lengths, initial=0)
+    everything = bytearray(size)
     if not _wait(_gather(comm, mine, everything, lengths, starts), timeout_s=timeout_s):
         return None
     return [

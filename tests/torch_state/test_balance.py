@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -32,6 +34,30 @@ def test_what_all_hold_is_written_evenly(ranks: int) -> None:
     held = [HeldRows(holders=everyone, rows=r, row_bytes=b) for r, b in shapes]
     total = _written(held, ranks)
     assert max(total) <= 1.02 * sum(total) / ranks
+
+
+class Walked(tuple[int, ...]):
+    """Ranks, which count how many of them are looked at one after the other."""
+
+    steps = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for rank in super().__iter__():
+            Walked.steps += 1
+            yield rank
+
+
+def test_each_item_looks_at_its_own_ranks_only() -> None:
+    everyone = Walked(range(2000))
+    held = [HeldRows(holders=everyone, rows=4096, row_bytes=16384) for _ in range(300)]
+    Walked.steps = 0
+    ranges = balance_rows(held, ranks=len(everyone))
+    assert Walked.steps <= 2 * len(everyone)
+    total = [0] * len(everyone)
+    for rows in itertools.chain(*ranges):
+        total[rows.rank] += rows.stop - rows.start
+    assert sum(total) == 300 * 4096
+    assert max(total) - min(total) <= 1
 
 
 def test_replicated_rows_even_out_what_sharded_ones_leave_uneven() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,8 @@ def balance_rows(held: Sequence[HeldRows], *, ranks: int) -> list[list[RowRange]
 def _cuts(size: int, load: Sequence[int]) -> list[float]:
     """Return where each rank's part of `size` bytes ends, so that the lowest are filled first."""
     level, ordered = 0.0, sorted(load)
-    for count in range(1, len(ordered) + 1):
-        level = (size + sum(ordered[:count])) / count
+    for count, filled in enumerate(accumulate(ordered), start=1):
+        level = (size + filled) / count
         if count == len(ordered) or level <= ordered[count]:
             break
     cuts, position = [], 0.0
@@ -80,11 +82,14 @@ def _cut(
     item: HeldRows, position: int, holders: Sequence[int], cuts: Sequence[float]
 ) -> list[RowRange]:
     start, ranges = 0, list[RowRange]()
-    for rank, cut in zip(holders, cuts, strict=True):
-        last = rank == holders[-1]
-        rows = item.rows if last or not item.row_bytes else round((cut - position) / item.row_bytes)
+    # Of thousands of ranks, each item is for a few.
+    index, last = min(bisect_left(cuts, position), len(cuts) - 1), len(cuts) - 1
+    while not ranges or start < item.rows:
+        is_rest = index == last or not item.row_bytes
+        rows = item.rows if is_rest else round((cuts[index] - position) / item.row_bytes)
         stop = min(max(rows, start), item.rows)
-        if stop > start or (item.rows == 0 and not ranges):
-            ranges.append(RowRange(rank=rank, start=start, stop=stop))
+        if stop > start or item.rows == 0:
+            ranges.append(RowRange(rank=holders[index], start=start, stop=stop))
             start = stop
+        index += 1
     return ranges
