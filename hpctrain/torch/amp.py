@@ -16,9 +16,41 @@ from hpctrain.worker.context import active_worker
 from hpctrain.worker.report import Session
 
 # By run: of the training function that runs in this process.
-_scalers: weakref.WeakKeyDictionary[Session, torch.amp.GradScaler | None] = (
-    weakref.WeakKeyDictionary()
-)
+_scalers: weakref.WeakKeyDictionary[Session, StepScaler | None] = weakref.WeakKeyDictionary()
+
+
+class StepScaler(torch.amp.GradScaler):
+    """A scaler that is updated once for the steps of several optimizers.
+
+    Gradients of all of them have one scale, so it stays until a loss is scaled again.
+    """
+
+    def __init__(self, device: str, **options: Any) -> None:
+        super().__init__(device, **options)
+        self._stepped: set[int] = set()
+        """Optimizers that have made a step since the last update."""
+
+    def scale(self, outputs: Any) -> Any:
+        """Scale a loss, or several. Not collective."""
+        self._catch_up()
+        return super().scale(outputs)
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """Let an optimizer make a step, unless a gradient overflowed. Not collective."""
+        if id(optimizer) in self._stepped:
+            self._catch_up()
+        self._stepped.add(id(optimizer))
+        return super().step(optimizer, *args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of after the last steps. Not collective."""
+        self._catch_up()
+        return super().state_dict()
+
+    def _catch_up(self) -> None:
+        if self._stepped:
+            self._stepped.clear()
+            self.update()
 
 
 def accelerate(amp: bool = False) -> None:
@@ -44,7 +76,7 @@ def accelerate(amp: bool = False) -> None:
             "prepare_model()."
         )
     is_mixed = amp and get_device().type == "cuda"
-    _scalers[session] = torch.amp.GradScaler("cuda") if is_mixed else None
+    _scalers[session] = StepScaler("cuda") if is_mixed else None
 
 
 def prepare_optimizer(optimizer: Optimizer) -> Optimizer:
@@ -85,7 +117,7 @@ class ScaledOptimizer(Optimizer):
         What scales the loss.
     """
 
-    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
+    def __init__(self, optimizer: Optimizer, scaler: StepScaler) -> None:
         # Not Optimizer's own: groups, state and hooks are shared with the wrapped one.
         self.__dict__ = dict(optimizer.__dict__)
         self._optimizer, self._scaler = optimizer, scaler
@@ -93,7 +125,6 @@ class ScaledOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Make a step, unless a gradient overflowed. Not collective."""
         self._scaler.step(self._optimizer, closure)
-        self._scaler.update()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients. Not collective."""
@@ -127,5 +158,5 @@ class _Precision:
             self._entered.pop().close()
 
 
-def _scaler(caller: str) -> torch.amp.GradScaler | None:
+def _scaler(caller: str) -> StepScaler | None:
     return _scalers.get(active_worker(caller).session)

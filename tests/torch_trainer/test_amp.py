@@ -25,7 +25,7 @@ def test_a_scaled_optimizer_makes_the_steps_of_the_one_that_it_wraps() -> None:
     torch.manual_seed(0)
     inputs, plain = torch.randn(8, 3), torch.nn.Linear(3, 1)
     scaled = copy.deepcopy(plain)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler = amp_module.StepScaler("cpu", init_scale=2.0**10)
     reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     optimizer = amp_module.ScaledOptimizer(
         torch.optim.SGD(scaled.parameters(), lr=0.1, momentum=0.9), scaler
@@ -52,6 +52,23 @@ def test_a_scaled_optimizer_makes_the_steps_of_the_one_that_it_wraps() -> None:
     (loss_of(scaled, inputs) * float("inf")).backward()
     optimizer.step()
     assert torch.equal(scaled.weight, overflow), "a step with an overflow is left out"
+
+
+def test_optimizers_of_one_loss_undo_one_scale() -> None:
+    scaler = amp_module.StepScaler("cpu", init_scale=1024.0, growth_interval=1)
+    both = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizers = [
+        amp_module.ScaledOptimizer(torch.optim.SGD([each], lr=1.0), scaler) for each in both
+    ]
+    for number in range(1, 3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        scaler.scale(both[0].sum() + both[1].sum()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert [each.item() for each in both] == [-number, -number]
+        # Once for both.
+        assert scaler.state_dict()["scale"] == 1024.0 * 2**number
 
 
 def test_on_a_cpu_the_loop_computes_what_it_would_without(tmp_path: Path) -> None:
