@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -289,6 +290,10 @@ def test_what_exists_is_replaced_only_if_wanted_and_made_by_an_export(
         with pytest.raises(ConfigError, match=r"thesis\.pt is no file that torch\.save\(\) writes"):
             export_state(tmp_path / "new", text, format=format, overwrite=True)
         assert text.read_text() == "my results"
+        np.savez(tmp_path / "mine.npz", results=np.arange(3))
+        with pytest.raises(ConfigError, match=r"mine\.npz is no file that torch\.save\(\) writes"):
+            export_state(tmp_path / "new", tmp_path / "mine.npz", format=format, overwrite=True)
+        assert np.load(tmp_path / "mine.npz")["results"].tolist() == [0, 1, 2]
     else:
         mine = tmp_path / "mine"
         mine.mkdir()

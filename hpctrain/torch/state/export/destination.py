@@ -8,7 +8,7 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError
@@ -98,7 +98,7 @@ def check_target(
     if is_file:
         if not stat.S_ISREG(mode):
             raise ConfigError(f"{target} is no regular file, and is not replaced by one.")
-        if not zipfile.is_zipfile(target):
+        if not _is_of_torch(target):
             raise ConfigError(
                 f"{target} is no file that torch.save() writes, so it is not replaced. Give "
                 f"another path, or remove it yourself."
@@ -113,6 +113,15 @@ def check_target(
             f"{target} has {', '.join(others[:_NAMED])}{rest}, which no export writes, so it is "
             f"not replaced. Give another path, or remove it yourself."
         )
+
+
+def _is_of_torch(path: Path) -> bool:
+    """Return whether a file is an archive as `torch.save` writes it, and not another one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(PurePath(name).match("*/data.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
 
 
 def _is_readable(path: Path) -> bool:
