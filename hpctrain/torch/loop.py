@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,14 +90,22 @@ class LoopState:
                 # Left before its last batch.
                 self._position = Position(epoch=epoch + 1)
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self, *, limit: int | None = None) -> Iterator[Any]:
         """Give the batches that are left of the current epoch. Not collective.
+
+        Parameters
+        ----------
+        limit
+            Batches of this rank after which the epoch is over; None gives all. Use it instead of
+            ``break``: what is saved after that is within the epoch, which a resume then ends.
 
         Raises
         ------
         ConfigError
-            If `loop_state` was given no loader.
+            If `loop_state` was given no loader, or the limit is less than 1.
         """
+        if limit is not None and limit < 1:
+            raise ConfigError(f"batches(limit={limit}): 1 or more, or None for all batches.")
         if self._loader is None:
             raise ConfigError("batches() needs loop_state(loader=...).")
         resumed, self._resumed = self._resumed, None
@@ -106,7 +115,8 @@ class LoopState:
             # loop in the run that was interrupted, too.
             rng.restore(resumed, self._devices)
         epoch = self.epoch
-        for batch in batches:
+        left = None if limit is None else max(limit - self.batch, 0)
+        for batch in islice(batches, left):
             self._position = Position(
                 epoch=epoch,
                 batch=self.batch + 1,

@@ -283,6 +283,37 @@ def test_without_a_loader_an_epoch_that_was_saved_is_done(tmp_path: Path):
     assert in_process(tmp_path / "runs", train) == [3, 4]
 
 
+@pytest.mark.parametrize("stop", [(1, 1), (1, 2), (1, 3)])
+def test_an_epoch_with_a_limit_is_over_after_it(tmp_path: Path, stop: tuple[int, int]):
+    def train() -> tuple[list[Any], list[Any]]:
+        from torch.utils.data import DataLoader
+
+        from hpctrain.torch import loop_state, prepare_data_loader
+
+        def seen(*, saves_at: tuple[int, int] | None = None) -> list[Any]:
+            loader = prepare_data_loader(DataLoader(range(10), batch_size=2))
+            state, found = loop_state(loader=loader), []
+            state.restore(None if saves_at is not None else tmp_path)
+            for epoch in state.epochs(3):
+                for number, batch in enumerate(state.batches(limit=2), start=1):
+                    found.append((epoch, batch.tolist()))
+                    if (epoch, number) == saves_at:
+                        state.save(tmp_path)
+                if (epoch, 3) == saves_at:
+                    # Behind its last batch.
+                    state.save(tmp_path)
+            return found
+
+        whole = seen(saves_at=stop)
+        with pytest.raises(ConfigError, match=r"batches\(limit=0\): 1 or more"):
+            next(loop_state().batches(limit=0))
+        return whole, seen()
+
+    whole, rest = in_process(tmp_path / "runs", train)
+    assert [epoch for epoch, _ in whole] == [0, 0, 1, 1, 2, 2]
+    assert rest == whole[2 + min(stop[1], 2) :]
+
+
 @pytest.mark.parametrize("name", ["loop.pt", "loop-rank-00000.pt"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str):
     def train() -> None:
