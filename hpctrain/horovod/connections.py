@@ -17,11 +17,15 @@ class GlooConnections:
     """
 
     def __init__(self) -> None:
-        self._before = _sockets()
         self._opened: Set[tuple[int, str]] = frozenset()
+        self.begin()
+
+    def begin(self) -> None:
+        """Leave what is open now to others: Horovod opens its own next. Not collective."""
+        self._before = _sockets()
 
     def note(self) -> None:
-        """Take what has been opened since the last `break_off` for Horovod's. Not collective."""
+        """Take what has been opened since the last `begin` for Horovod's. Not collective."""
         self._opened = _sockets() - self._before
 
     def break_off(self) -> None:
@@ -35,7 +39,7 @@ class GlooConnections:
                         connection.getpeername()
                         connection.shutdown(socket.SHUT_RDWR)
         self._opened = frozenset()
-        self._before = _sockets()
+        self.begin()
 
 
 def _sockets() -> Set[tuple[int, str]]:

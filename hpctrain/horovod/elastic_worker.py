@@ -105,6 +105,7 @@ def _join(context: TrainContext, connections: GlooConnections) -> None:
             f"hvd.elastic.run."
         )
     environ.export({f"HOROVOD_{name}": n for name, n in zip(_PLACE, ranks, strict=True)})
+    connections.begin()
     hvd.init()
     connections.note()
 
