@@ -8,6 +8,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
@@ -42,6 +43,8 @@ class WorkerSession:
         self, connection: Connection, *, world: World, paths: RunPaths, reports: int
     ) -> None:
         self._connection = connection
+        self._asks = Lock()
+        """An answer is that to the last question, whichever thread of the user's asked it."""
         self._paths = paths
         self.world = world
         self.reports = reports
@@ -146,8 +149,10 @@ class WorkerSession:
         return replace(upload, mode=CheckpointUploadMode.ASYNC, delete_local=False)
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
-        self._connection.send_bytes(spec.pack((verb, *arguments), what=f"{verb}()"))
-        is_answered, answer = self._connection.recv()
+        question = spec.pack((verb, *arguments), what=f"{verb}()")
+        with self._asks:
+            self._connection.send_bytes(question)
+            is_answered, answer = self._connection.recv()
         if not is_answered:
             raise answer
         return answer
