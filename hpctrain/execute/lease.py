@@ -93,7 +93,7 @@ def _continue_elsewhere(paths: RunPaths) -> None:
     plan = read_plan(paths, needs=["launch_plan"])["launch_plan"]
     if plan["requeue"] and job.is_batch and job.may_requeue:
         # This process ends with the job.
-        requeue(job.job_id, patience_s=timeouts.CONTROLLER_S)
+        requeue(job.own_id, patience_s=timeouts.CONTROLLER_S)
         return
     if plan["launcher"] == "slurm":
         sign = plan.get("tuner_sign")
@@ -101,7 +101,7 @@ def _continue_elsewhere(paths: RunPaths) -> None:
             _leave_to_tuner(paths, job.job_id)
         else:
             _submit_successor(paths, job.job_id)
-    cancel_job(job.job_id)
+    cancel_job(job.own_id)
 
 
 def _submit_successor(paths: RunPaths, job_id: str) -> None:

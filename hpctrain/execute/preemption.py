@@ -228,7 +228,7 @@ class Preemption:
     def _requeue(self, job: Job, *, why: str, patience_s: float) -> LaunchError | None:
         """Let Slurm queue the job again; return why it did not."""
         try:
-            requeue(job.job_id, patience_s=patience_s)
+            requeue(job.own_id, patience_s=patience_s)
         except LaunchError as refusal:
             now = self._read_job()
             if now is None or now.restarts == job.restarts:

@@ -41,11 +41,17 @@ def find_job(
     )
     if answer.returncode != 0 and "Invalid job id" in answer.stderr + answer.stdout:
         return None
-    job = parse_job(answer.stdout) if answer.returncode == 0 else None
+    job = parse_job(_record_of(job_id, answer.stdout)) if answer.returncode == 0 else None
     if job is None:
         said = answer.stderr.strip() or f"no job in {answer.stdout.strip()[:200]!r}."
         raise LaunchError(f"scontrol show job {job_id}: {said}", transient=True)
     return job
+
+
+def _record_of(job_id: str, printed: str) -> str:
+    # Of an array all tasks are printed, and one of them has the array's id as its own.
+    lines = printed.splitlines(keepends=True)
+    return next((line for line in lines if line.startswith(f"JobId={job_id} ")), printed)
 
 
 def find_jobs_of_script(script: Path) -> list[Job]:
@@ -192,6 +198,13 @@ def requeue(job_id: str, *, patience_s: float) -> None:
 
     Not collective. What has to survive must be written down before.
 
+    Parameters
+    ----------
+    job_id
+        `Job.own_id`: that of an array queues all of its tasks.
+    patience_s
+        Seconds for which it is tried.
+
     Raises
     ------
     LaunchError
@@ -211,7 +224,7 @@ def cancel_argv(job_id: str, *, only_pending: bool = False) -> list[str]:
 def cancel_job(job_id: str, *, only_pending: bool = False) -> None:
     """End a job; `only_pending`: unless it has begun. One that has ended is no error.
 
-    Not collective.
+    Not collective. The id of an array ends all of its tasks: `Job.own_id` is that of one.
 
     Raises
     ------

@@ -78,6 +78,14 @@ class Job:
     """Of an array: its id and the task, or tasks that wait, as in ``7_3`` and ``7_[1-3]``."""
 
     @property
+    def own_id(self) -> str:
+        """By which scontrol and scancel take no other job.
+
+        An array and the task that began last have the same id, which stands for all of its tasks.
+        """
+        return self.array_task or self.job_id
+
+    @property
     def is_pending(self) -> bool:
         """Whether it waits in the queue, held or not."""
         return self.state == "PENDING"

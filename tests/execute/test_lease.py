@@ -92,6 +92,15 @@ def test_a_job_that_may_be_requeued_is(slurm: Slurm, paths: RunPaths):
     assert (event["event"], event["host"], event["attempt"]) == ("executor-lost", "node1", 2)
 
 
+@pytest.mark.parametrize(("requeue", "act"), [(True, "requeue"), (False, "cancel")])
+def test_of_an_array_only_the_task_of_the_run_is_ended(
+    slurm: Slurm, paths: RunPaths, requeue: bool, act: str
+):
+    slurm.job = running(is_batch=True, may_requeue=True, array_task="7_3")
+    lose(paths, launcher="allocation", requeue=requeue)
+    assert slurm.done == [(act, "7_3")]
+
+
 @pytest.mark.parametrize(
     ("may_requeue", "is_batch", "requeue"),
     [(False, True, True), (True, False, True), (True, True, False)],

@@ -206,3 +206,22 @@ def test_the_tuner_of_a_sweep_submits_the_next_job_of_a_trial(
     assert left == ([LEFT] if outcome is RunStoppedError else [])
     assert [str(path) for path, _ in asked] == ([] if sign is None else [sign])
     assert all(0 < patience_s <= 6.0 for _, patience_s in asked), "half of what is left"
+
+
+def test_of_an_array_only_the_task_of_the_run_is_queued_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = Job(
+        job_id="7", state="RUNNING", is_batch=True, may_requeue=True, array_task="7_3",
+        is_preempted=True,
+    )  # fmt: skip
+    requeued: list[str] = []
+    monkeypatch.setattr(preemption_module, "read_own_job", lambda **_: job)
+    monkeypatch.setattr(
+        preemption_module, "requeue", lambda job_id, patience_s: requeued.append(job_id)
+    )
+    recorder = Wishes()
+    recorder.run_record.note = lambda event, **details: None
+    recorder.request_stop(StopNotice(kind=StopKind.PREEMPTION, why="job 7 is preempted"))
+    assert preemption("allocation", recorder).leave(LaunchError("left"))
+    assert requeued == ["7_3"]

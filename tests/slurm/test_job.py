@@ -10,7 +10,14 @@ import pytest
 
 from hpctrain.errors import LaunchError
 from hpctrain.slurm import job as job_module
-from hpctrain.slurm.job import cancel_jobs, explain_end, find_job, read_own_job
+from hpctrain.slurm.job import (
+    cancel_job,
+    cancel_jobs,
+    explain_end,
+    find_job,
+    read_own_job,
+    requeue,
+)
 from hpctrain.slurm.nodes import SlurmNodes
 from hpctrain.slurm.output import Job, parse_job
 from hpctrain.testing.slurm import VirtualCluster
@@ -231,6 +238,41 @@ def test_a_job_without_a_limit_says_so(run_job: Callable[[str], str]):
     job = find_job(run_job("UNLIMITED"))
     assert job is not None
     assert (job.end_time, job.is_unlimited) == (None, True)
+
+
+@pytest.fixture
+def array(in_slurm: VirtualCluster) -> Iterator[str]:
+    """The id of a job array with two tasks that run; the last to begin has it as its own id."""
+    argv = ["sbatch", "--parsable", "--requeue", "--array=1-2", "--output=/dev/null"]
+    sbatch = [*argv, "--wrap=sleep 100"]
+    job_id = subprocess.run(sbatch, check=True, capture_output=True, text=True, timeout=60).stdout
+    job_id = job_id.strip()
+    wait_until(lambda: states_of_tasks(job_id) == "RUNNING RUNNING", "it runs", interval_s=0.1)
+    yield job_id
+    subprocess.run(["scancel", job_id], check=True, timeout=60)
+
+
+def states_of_tasks(job_id: str) -> str:
+    """Return the states of the tasks of an array that are not over: its last task's at the end."""
+    argv = ["squeue", "-h", f"--jobs={job_id}", "--format=%A|%T"]
+    printed = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+    rows = dict(line.split("|") for line in printed.split())
+    last = rows.pop(job_id, "")
+    return " ".join([*rows.values(), last]).strip()
+
+
+@pytest.mark.slurm
+def test_the_last_task_of_an_array_is_not_taken_for_the_whole_array(
+    array: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_JOB_ID", array)
+    job = read_own_job(patience_s=60)
+    assert job is not None
+    assert (job.job_id, job.own_id) == (array, f"{array}_2")
+    requeue(job.own_id, patience_s=60)
+    wait_until(lambda: states_of_tasks(array) == "RUNNING PENDING", "it waits", interval_s=0.1)
+    cancel_job(job.own_id)
+    wait_until(lambda: states_of_tasks(array) == "RUNNING", "it is over", interval_s=0.1)
 
 
 @pytest.mark.parametrize(
