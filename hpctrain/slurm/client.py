@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import selectors
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,15 @@ _REFUSED_STEP = re.compile(
     re.IGNORECASE,
 )
 
+# Defaults for a person's eyes and hands: SQUEUE_PARTITION would hide the jobs of all other
+# partitions, SCANCEL_STATE would leave jobs alone, and for SCANCEL_INTERACTIVE scancel asks without
+# an end where stdin has ended (seen with 22.05). What all commands need begins with SLURM_.
+_FOR_A_PERSON = ("SACCT_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEUE_")
+
+# All jobs of a large cluster are less.
+_LONGEST_ANSWER = 256 * 2**20
+_CHUNK = 64 * 1024
+
 
 class Asked:
     """A command of Slurm that runs meanwhile.
@@ -54,21 +65,14 @@ class Asked:
     ) -> None:
         self._argv = argv
         present = environ.environment() if environment is None else environment
-        # Defaults for a person's eyes: SQUEUE_PARTITION would hide the jobs of all other
-        # partitions, and SINFO_PARTITION these partitions.
-        own = {
-            name: value
-            for name, value in present.items()
-            if not name.startswith("SQUEUE_") and name != "SINFO_PARTITION"
-        }
+        own = {k: v for k, v in present.items() if not k.startswith(_FOR_A_PERSON)}
         try:
             self._process = subprocess.Popen(
                 argv,
+                # One that asks gets no answer, and must not take it from a person's terminal.
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                # Names and comments of users are in any encoding.
-                encoding="utf-8",
-                errors="backslashreplace",
                 env=own,
             )
         except FileNotFoundError as error:
@@ -85,11 +89,11 @@ class Asked:
         Raises
         ------
         LaunchError
-            If it does not answer in time.
+            If it does not answer in time, or prints without an end.
         """
         with self._process as process:
             try:
-                stdout, stderr = process.communicate(timeout=timeout_s)
+                stdout, stderr = self._read(time.monotonic() + timeout_s)
             except subprocess.TimeoutExpired as error:
                 process.kill()
                 raise LaunchError(
@@ -101,6 +105,37 @@ class Asked:
                 process.kill()
                 raise
         return subprocess.CompletedProcess(self._argv, process.returncode, stdout, stderr)
+
+    def _read(self, end: float) -> list[str]:
+        """Return its stdout and stderr, once it has ended; `end` is a time of the monotonic clock.
+
+        Not communicate(), which keeps whatever is printed.
+        """
+        streams = [self._process.stdout, self._process.stderr]
+        printed = {stream.fileno(): bytearray() for stream in streams if stream is not None}
+        with selectors.DefaultSelector() as selector:
+            for descriptor in printed:
+                selector.register(descriptor, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select(self._left_s(end)):
+                    chunk = os.read(key.fd, _CHUNK)
+                    printed[key.fd] += chunk
+                    if not chunk:
+                        selector.unregister(key.fd)
+                    elif len(printed[key.fd]) > _LONGEST_ANSWER:
+                        raise LaunchError(
+                            f"'{' '.join(self._argv)}' prints more than "
+                            f"{_LONGEST_ANSWER >> 20} MiB, which no answer of Slurm has."
+                        )
+        self._process.wait(self._left_s(end))
+        # Names and comments of users are in any encoding.
+        return [text.decode(errors="backslashreplace") for text in printed.values()]
+
+    def _left_s(self, end: float) -> float:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise subprocess.TimeoutExpired(self._argv, 0)
+        return left
 
     def close(self) -> None:
         """Do without the answer."""

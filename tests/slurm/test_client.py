@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import LaunchError
-from hpctrain.slurm import pmi
-from hpctrain.slurm.client import Asked, is_passing, is_refused_for_now
+from hpctrain.slurm import client, pmi
+from hpctrain.slurm.client import Asked, is_passing, is_refused_for_now, run_slurm
 from hpctrain.slurm.pmi import ask_for_pmi_types, offered_pmi_types
 
 
@@ -97,3 +97,38 @@ def test_an_answer_that_nobody_needs_is_not_waited_for() -> None:
     asked = Asked(["sleep", "600"])
     asked.close()
     assert asked._process.returncode == -signal.SIGKILL
+
+
+def test_what_a_command_prints_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_LONGEST_ANSWER", 3 * 2**20)
+    long = run_slurm(["head", "-c", str(3 * 2**20), "/dev/zero"], timeout_s=60)
+    assert len(long.stdout) == 3 * 2**20
+    with pytest.raises(LaunchError, match=r"'yes' prints more than 3 MiB") as raised:
+        run_slurm(["yes"], timeout_s=60)
+    assert not raised.value.transient
+
+
+def test_a_command_that_keeps_its_answer_open_is_not_waited_for() -> None:
+    for script in ("exec sleep 600", "exec sleep 600 >&- 2>&-"):
+        with pytest.raises(LaunchError, match="did not answer within") as raised:
+            run_slurm(["sh", "-c", script], timeout_s=0.2)
+        assert raised.value.transient
+
+
+def test_what_is_not_text_is_shown_with_escapes() -> None:
+    answer = run_slurm(["printf", r"J\374rgen"], timeout_s=60)
+    assert answer.stdout == r"J\xfcrgen"
+
+
+def test_defaults_of_a_person_do_not_reach_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ["SLURM_CLUSTERS", "SLURM_CONF"]
+    dropped = ["SACCT_LOCAL", "SCANCEL_STATE", "SCONTROL_ALL", "SINFO_SORT", "SQUEUE_USERS"]
+    for name in kept + dropped:
+        monkeypatch.setenv(name, "given")
+    names = [line.partition("=")[0] for line in run_slurm(["env"], timeout_s=60).stdout.split("\n")]
+    assert set(kept) <= set(names)
+    assert set(dropped).isdisjoint(names)
+
+
+def test_a_command_that_asks_gets_no_answer() -> None:
+    assert run_slurm(["cat"], timeout_s=60).stdout == ""

@@ -240,6 +240,25 @@ def test_a_job_without_a_limit_says_so(run_job: Callable[[str], str]):
     assert (job.end_time, job.is_unlimited) == (None, True)
 
 
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("name", "value"), [("SCANCEL_INTERACTIVE", "true"), ("SCANCEL_STATE", "PENDING")]
+)
+def test_a_job_ends_however_its_user_likes_to_cancel(
+    run_job: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+):
+    job_id = run_job("10")
+    monkeypatch.setenv(name, value)
+    cancel_job(job_id)
+    monkeypatch.delenv(name)
+
+    def is_over() -> bool:
+        job = find_job(job_id)
+        return job is not None and job.is_final
+
+    wait_until(is_over, "the job is over", interval_s=0.1)
+
+
 @pytest.fixture
 def array(in_slurm: VirtualCluster) -> Iterator[str]:
     """The id of a job array with two tasks that run; the last to begin has it as its own id."""
