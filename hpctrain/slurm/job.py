@@ -36,8 +36,9 @@ def find_job(
     answer = run_slurm(
         ["scontrol", *details, "--oneliner", "show", "job", job_id],
         timeout_s=timeout_s,
-        # Users choose others for their eyes: "relative" leaves the date out.
-        environment={**environ.environment(), "SLURM_TIME_FORMAT": "standard"},
+        # Seconds since the epoch: "standard" says an hour of each autumn twice, and what a user
+        # chooses for their eyes may leave the date out.
+        environment={**environ.environment(), "SLURM_TIME_FORMAT": "%s"},
     )
     if answer.returncode != 0 and "Invalid job id" in answer.stderr + answer.stdout:
         return None

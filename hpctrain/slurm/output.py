@@ -374,8 +374,11 @@ def _job_gpus(output: str) -> dict[str, int]:
 
 
 def _epoch(text: str) -> float | None:
+    if text.isdigit():
+        # 0 is a time that is not known; SLURM_TIME_FORMAT=%s.
+        return float(text) or None
     try:
-        # In the time zone of this process, like every time that Slurm's commands print.
+        # In the time zone of this process. The hour that a clock goes back over comes twice.
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -231,6 +232,42 @@ def test_the_end_of_a_job_is_known_whichever_times_a_user_likes_to_read(
         assert job.end_time is not None, style
         assert 500 < job.end_time - time.time() <= 600
         assert not job.is_unlimited
+
+
+@pytest.mark.slurm
+def test_a_time_in_the_hour_that_comes_twice_is_the_one_that_slurm_means(
+    in_slurm: VirtualCluster, central_european_time: datetime
+):
+    for minutes in (-30, 30):
+        # Both are 02:30 there.
+        begin = central_european_time + timedelta(minutes=minutes)
+        argv = ["sbatch", "--parsable", "--output=/dev/null", f"--begin={begin:%Y-%m-%dT%H:%M:%S}"]
+        in_utc = {**os.environ, "TZ": "UTC"}
+        job_id = subprocess.run(
+            [*argv, "--wrap=true"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=in_utc,
+            timeout=60,
+        ).stdout.strip()
+        job = find_job(job_id)
+        cancel_job(job_id)
+        assert job is not None
+        assert job.start_time == begin.timestamp()
+
+
+@pytest.fixture
+def central_european_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[datetime]:
+    """Let this process be where clocks go back an hour, and return when they do it next."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        now = datetime.now(timezone.utc)
+        ends = [datetime(now.year + later, 10, 31, 1, tzinfo=timezone.utc) for later in (0, 1)]
+        last_sundays = [end - timedelta(days=end.isoweekday() % 7) for end in ends]
+        yield next(day for day in last_sundays if day > now + timedelta(days=1))
+    time.tzset()
 
 
 @pytest.mark.slurm
