@@ -326,10 +326,8 @@ def _job_fields(output: str) -> dict[str, str]:
     """Return the fields of the first job; those with words of a user may be cut at a space."""
     # Users write the name, which comes before UserId, and the comment, the features and the paths,
     # which come after all that is read here. Any of them may hold "JobState=FAILED".
-    # The last that looks so before the script's path: a name may look like it, too.
-    begin = output.find(" Command=")
-    places = [m.start() for m in _IDS.finditer(output, 0, begin if begin > 0 else len(output))]
-    begin = places[-1] if places else output.find(" UserId=")
+    ids = _ids(output)
+    begin = output.find(" UserId=") if ids is None else ids.start(1)
     head, rest = (output[:begin], output[begin:]) if begin >= 0 else (output, "")
     text = f"{head.split(' ')[0]} {rest}" if rest else head
     fields: dict[str, str] = {}
@@ -338,13 +336,20 @@ def _job_fields(output: str) -> dict[str, str]:
     return fields
 
 
-_IDS = re.compile(r" UserId=([^\s(]+)\(\d+\) GroupId=\S+\(\d+\) ")
+# The last that looks so: the name of a job may, too. Those of users and groups of a Windows domain
+# may have spaces.
+_IDS = re.compile(r".*( UserId=([^(]+)\(\d+\) GroupId=[^(]+\(\d+\) )", re.DOTALL)
+
+
+def _ids(output: str) -> re.Match[str] | None:
+    """Return what says whose the job is: group 1, and 2 is the user."""
+    begin = output.find(" Command=")
+    return _IDS.match(output, 0, begin if begin > 0 else len(output))
 
 
 def _user(output: str) -> str:
-    begin = output.find(" Command=")
-    found = list(_IDS.finditer(output, 0, begin if begin > 0 else len(output)))
-    return found[-1][1] if found else ""
+    ids = _ids(output)
+    return "" if ids is None else ids[2]
 
 
 def _path(output: str, name: str, following: str) -> str:

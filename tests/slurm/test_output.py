@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hpctrain.slurm.output import parse_step_owners
+import pytest
+
+from hpctrain.slurm.output import parse_job, parse_step_owners
 
 STEPS = """\
 StepId=81.batch UserId=0 StartTime=2026-11-23T18:48:28 TimeLimit=UNLIMITED State=RUNNING \
@@ -17,3 +19,20 @@ TRES=cpu=4,mem=8G,node=4 ResvPorts=(null) CPUFreqReq=Default Dist=Cyclic SrunHos
 def test_the_srun_of_each_step_is_read_and_a_batch_script_has_none() -> None:
     assert parse_step_owners(STEPS) == {"81.0": ("node1", 8849)}
     assert parse_step_owners("No job steps in the system") == {}
+
+
+@pytest.mark.parametrize("user", ["me", r"DOM\first last"])
+@pytest.mark.parametrize("group", ["me", "domain users"])
+@pytest.mark.parametrize(
+    "name",
+    ["run", "a UserId=x JobState=FAILED", "a UserId=x(1) GroupId=x y(1) JobState=FAILED"],
+)
+def test_a_job_is_read_whatever_its_user_and_group_and_the_job_itself_are_called(
+    user: str, group: str, name: str
+) -> None:
+    job = parse_job(
+        f"JobId=12 JobName={name} UserId={user}(1000) GroupId={group}(1001) MCS_label=N/A "
+        f"Account=(null) QOS=(null) JobState=PENDING Reason=Priority Command=/run/batch.sh\n"
+    )
+    assert job is not None
+    assert (job.user, job.state, job.reason) == (user, "PENDING", "Priority")
