@@ -160,7 +160,8 @@ def parse_queue(output: str) -> dict[str, Job]:
     """
     rows = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
     return {
-        job_id: Job(job_id=job_id, state=state, reason=reason) for job_id, state, reason in rows
+        job_id: Job(job_id=job_id, state=state, reason=_reason(reason))
+        for job_id, state, reason in rows
     }
 
 
@@ -195,7 +196,7 @@ def parse_accounted(output: str) -> Job | None:
     return Job(
         job_id=job_id,
         state=state,
-        reason="" if reason == "None" else reason,
+        reason="" if reason == "None" else _reason(reason),
         exit_code=exit_code,
         nodes="" if nodes == "None assigned" else nodes,
         partition=partition,
@@ -365,6 +366,11 @@ def _array_task(fields: Mapping[str, str], output: str) -> str:
         return ""
     task = found[2] if found[2].isdigit() else f"[{found[2]}]"
     return f"{found[1]}_{task}"
+
+
+def _reason(printed: str) -> str:
+    # As scontrol prints it: "job_requeued_in_held_state".
+    return printed.replace(" ", "_")
 
 
 def _given(value: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.slurm.output import parse_job, parse_step_owners
+from hpctrain.slurm.output import parse_job, parse_queue, parse_step_owners
+from hpctrain.slurm.waiting import look_up
 
 STEPS = """\
 StepId=81.batch UserId=0 StartTime=2026-11-23T18:48:28 TimeLimit=UNLIMITED State=RUNNING \
@@ -36,3 +37,24 @@ def test_a_job_is_read_whatever_its_user_and_group_and_the_job_itself_are_called
     )
     assert job is not None
     assert (job.user, job.state, job.reason) == (user, "PENDING", "Priority")
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("Priority", "Priority"),
+        ("job requeued in held state", "job_requeued_in_held_state"),
+        ("launch failed requeued held", "launch_failed_requeued_held"),
+        ("ReqNodeNotAvail, UnavailableNodes:node3", "ReqNodeNotAvail,_UnavailableNodes:node3"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority "
+            "partitions",
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_"
+            "partitions",
+        ),
+    ],
+)
+def test_a_reason_of_squeue_is_that_of_scontrol(printed: str, reason: str) -> None:
+    job = parse_queue(f"7|PENDING|{printed}\n")["7"]
+    assert job.reason == reason
+    assert look_up(job.reason).meaning != look_up("Unheard").meaning
