@@ -9,6 +9,7 @@ same bytes, or if the caller declares them trusted (`hpctrain.pickle_trust`).
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import zipfile
@@ -32,6 +33,7 @@ from hpctrain.writers import Foreign, read_judged
 JSON_NAME = "preprocessor.json"
 ARRAYS_NAME = "preprocessor.npz"
 _FORMAT = 1
+_MADE_BY = "made_by"
 # Python's errors for damaged content.
 _DAMAGED = (
     OSError,
@@ -97,18 +99,32 @@ def is_stored(preprocessor: Preprocessor, directory: str | PathLike[str]) -> boo
 
     Not collective.
     """
+    folder = Path(directory)
     try:
+        made_by = json.loads((folder / JSON_NAME).read_bytes()).get(_MADE_BY)
         return all(
-            (Path(directory) / name).read_bytes() == content
-            for name, content in to_files(preprocessor).items()
+            (folder / name).read_bytes() == content
+            for name, content in to_files(preprocessor, made_by=made_by).items()
         )
-    except (OSError, ConfigError):
+    except (OSError, ValueError, AttributeError, ConfigError):
         return False
 
 
-def to_files(preprocessor: Preprocessor) -> dict[str, bytes]:
-    """Return the content of the files that hold a preprocessor, by name. Not collective."""
+def to_files(preprocessor: Preprocessor, *, made_by: str | None = None) -> dict[str, bytes]:
+    """Return the content of the files that hold a preprocessor, by name.
+
+    Not collective.
+
+    Parameters
+    ----------
+    preprocessor
+        The preprocessor, fitted or not.
+    made_by
+        `call_digest` of the preprocessor before it was fitted, for `load_same`.
+    """
     content, arrays = _encode(preprocessor)
+    if made_by is not None:
+        content[_MADE_BY] = made_by
     files = {JSON_NAME: json.dumps({**content, "arrays": list(arrays)}, indent=1).encode()}
     if arrays:
         stream = io.BytesIO()
@@ -147,10 +163,17 @@ def deserialize(serialized: str, *, trusted: bool = False) -> Preprocessor:
         raise _damage(where, error) from error
 
 
+def call_digest(preprocessor: Preprocessor) -> str:
+    """Return a digest of what a preprocessor is before it is fitted. Not collective."""
+    encoded = _without_stats(Encoder().encode(preprocessor))
+    return hashlib.sha256(json.dumps(encoded).encode()).hexdigest()
+
+
 def load_same(preprocessor: Preprocessor, directory: str | PathLike[str]) -> Preprocessor | None:
     """Return the preprocessor of a directory if the same call made it, else None.
 
-    Not collective. A pickle is opened if it equals one of `preprocessor`, byte by byte.
+    Not collective. A pickle is opened if it equals one of `preprocessor`, byte by byte, or if only
+    this user can have written it.
 
     Raises
     ------
@@ -162,7 +185,10 @@ def load_same(preprocessor: Preprocessor, directory: str | PathLike[str]) -> Pre
     folder = Path(directory)
     writer = Encoder()
     wanted = _without_stats(writer.encode(preprocessor))
-    if _without_stats(_read_json(folder)[0]["preprocessor"]) != wanted:
+    stored = _read_json(folder)[0]
+    # A user's own class is one pickle, which is another one when it is fitted.
+    is_same = stored.get(_MADE_BY) == call_digest(preprocessor)
+    if not is_same and _without_stats(stored["preprocessor"]) != wanted:
         return None
     return _load(folder, known=writer.arrays)
 

@@ -161,11 +161,13 @@ def _fit_preprocessor(
 ) -> Preprocessor | None:
     if worker_spec.preprocessor is None:
         return None
-    from hpctrain.preprocessors.storage import to_files
+    from hpctrain.preprocessors.storage import call_digest, to_files
     from hpctrain.preprocessors.training import fit_for_training
 
     on_phase("preprocessing")
     resumed = session.checkpoint
+    # Before fitting, which may change it.
+    made_by = call_digest(worker_spec.preprocessor) if comm.rank == 0 else None
     fitted = fit_for_training(
         worker_spec.preprocessor,
         worker_spec.datasets,
@@ -174,7 +176,8 @@ def _fit_preprocessor(
         heartbeat=session.heartbeat,
     )
     # skops writes the same object to other bytes each time, and parts of a checkpoint are compared.
-    session.parts.beside.append(comm.bcast(to_files(fitted) if comm.rank == 0 else None))
+    files = to_files(fitted, made_by=made_by) if comm.rank == 0 else None
+    session.parts.beside.append(comm.bcast(files))
     return fitted
 
 

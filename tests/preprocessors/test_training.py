@@ -184,6 +184,46 @@ def test_a_run_that_goes_on_takes_what_its_checkpoint_holds(
     assert_allclose(stored.stats_["mean(x)"], expected_scaler(columns).mean_, rtol=1e-9)
 
 
+class Centred(Preprocessor):
+    """A user's own, which learns in the way of Ray Train."""
+
+    def _fit(self, ds: Any) -> Preprocessor:
+        self.mean_ = float(np.mean([row["x"] for row in ds.iter_rows()]))
+        return self
+
+    def _transform_numpy(self, np_data: Any) -> Any:
+        return {**np_data, "x": np_data["x"] - self.mean_}
+
+
+@pytest.mark.parametrize(
+    "make", [Centred, lambda: Chain(StandardScaler(["y"]), Centred()), lambda: Chain(Centred())]
+)
+def test_a_users_own_preprocessor_is_not_fitted_again_when_a_run_goes_on(
+    tmp_path: Path, columns: dict[str, np.ndarray], make: Callable[[], Preprocessor]
+):
+    def arguments(rows: int) -> dict[str, Any]:
+        data = {name: values[:rows] for name, values in columns.items()}
+        return {
+            "num_workers": 0,
+            "datasets": {"train": from_numpy(data)},
+            "preprocessor": make(),
+            "train_loop_config": {"fail": True},
+        }
+
+    def learned(preprocessor: Any) -> float:
+        last = preprocessor.preprocessors[-1] if isinstance(preprocessor, Chain) else preprocessor
+        mean: float = last.mean_
+        return mean
+
+    with pytest.raises(RuntimeError, match="fails once"):
+        trainer(tmp_path, **arguments(ROWS)).fit()
+    result = trainer(tmp_path, **arguments(10)).fit()
+    assert result.checkpoint is not None
+    first = load(tmp_path / "run" / "checkpoints" / "000001", trusted=True)
+    assert learned(result.checkpoint.get_preprocessor()) == learned(first)
+    assert learned(first) == pytest.approx(columns["x"].mean(), rel=1e-6)
+
+
 def test_another_preprocessor_than_that_of_the_checkpoint_is_fitted(
     tmp_path: Path, columns: dict[str, np.ndarray]
 ):

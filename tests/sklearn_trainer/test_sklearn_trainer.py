@@ -236,9 +236,7 @@ def test_a_restart_before_the_report_fits_though_the_run_began_with_a_foreign_ch
         num_workers=1,
         estimator=FailsOnce(str(tmp_path / "mark")),
         resume_from_checkpoint=foreign,
-        run_config=replace(
-            run_config(tmp_path, 1), failure_config=FailureConfig(max_failures=1)
-        ),
+        run_config=replace(run_config(tmp_path, 1), failure_config=FailureConfig(max_failures=1)),
     )
     assert result.metrics is not None
     assert result.metrics["valid"]["test_score"] > 0.8
