@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import LoggerCallback
+from hpctrain.callbacks.logger import LoggerCallback, flatten, missing_reports
+from hpctrain.log import log
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.reading import parse_json
 
@@ -59,13 +62,19 @@ class CSVLoggerCallback(_FileLogger):
         self._path = run_context.path / "progress.csv"
         header, rows = _read_table(self._path)
         kept = [row for row in rows if int(row[0]) < max(run_context.report, 1)]
-        self._rewrite(header or [_NUMBER, "timestamp"], kept)
+        missing = [
+            {**flatten(line["metrics"]), **_stamp(line["report"], line["time"])}
+            for line in missing_reports(run_context, {int(row[0]) for row in kept})
+        ]
+        columns = [*dict.fromkeys([*(header or [_NUMBER, "timestamp"]), *chain(*missing)])]
+        kept += [[_cell(line.get(name)) for name in columns] for line in missing]
+        self._rewrite(columns, sorted(kept, key=lambda row: int(row[0])))
 
     def log(
         self, run_context: RunContext, metrics: dict[str, Any], checkpoint: Checkpoint | None
     ) -> None:
         """Write a row."""
-        row = {**metrics, **_stamp(run_context)}
+        row = {**metrics, **_stamp(run_context.report, time.time())}
         if new := [name for name in row if name not in self._columns]:
             _, rows = _read_table(self._path)
             self._rewrite([*self._columns, *new], rows)
@@ -90,8 +99,12 @@ class JsonLoggerCallback(_FileLogger):
         write_atomic(run_context.path / "params.json", parameters.encode())
         path = run_context.path / "result.json"
         *lines, _ = path.read_text().split("\n") if path.exists() else [""]
-        kept = [line for line in lines if _number_of(line) < max(run_context.report, 1)]
-        self._reopen(path, "".join(f"{line}\n" for line in kept))
+        numbered = {_number_of(line): line for line in lines}
+        kept = {n: line for n, line in numbered.items() if n < max(run_context.report, 1)}
+        for report in missing_reports(run_context, kept):
+            stamp = _stamp(report["report"], report["time"])
+            kept[report["report"]] = json.dumps({**report["metrics"], **stamp})
+        self._reopen(path, "".join(f"{kept[number]}\n" for number in sorted(kept)))
 
     def _as_written(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         return dict(metrics)
@@ -100,11 +113,11 @@ class JsonLoggerCallback(_FileLogger):
         self, run_context: RunContext, metrics: dict[str, Any], checkpoint: Checkpoint | None
     ) -> None:
         """Write a line."""
-        self._append(json.dumps({**metrics, **_stamp(run_context)}) + "\n")
+        self._append(json.dumps({**metrics, **_stamp(run_context.report, time.time())}) + "\n")
 
 
-def _stamp(run_context: RunContext) -> dict[str, int]:
-    return {_NUMBER: run_context.report, "timestamp": int(time.time())}
+def _stamp(report: int, time_s: float) -> dict[str, int]:
+    return {_NUMBER: report, "timestamp": int(time_s)}
 
 
 def _number_of(line: str) -> float:
@@ -121,16 +134,28 @@ def _read_table(path: Path) -> tuple[list[str], list[list[str]]]:
         content = file.read()
     # A row that a kill has cut off has no end.
     complete = content[: content.rfind("\n") + 1]
-    header, *rows = [*csv.reader(io.StringIO(complete, newline=""))] or [[]]
+    # A cell can be longer than csv's limit, which is one for the whole process.
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        header, *rows = [*csv.reader(io.StringIO(complete, newline=""))] or [[]]
+    except csv.Error as error:
+        log(f"warning: {path} is damaged, and begun anew: {error}.")
+        return [], []
+    finally:
+        csv.field_size_limit(limit)
     if header[:1] != [_NUMBER]:
         return [], []
     return header, [row for row in rows if len(row) == len(header) and row[0].isdecimal()]
 
 
 def _to_csv(rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    lines = []
+    for row in rows:
+        text = io.StringIO(newline="")
+        # It quotes the characters of the terminator, of which a reader takes each for an end.
+        csv.writer(text, lineterminator="\r\n").writerow(row)
+        lines.append(text.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
 
 
 def _cell(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +11,8 @@ from hpctrain.callback import RunContext, UserCallback
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.metric_names import all_names, as_float, find_metric
+from hpctrain.rundir.metrics import read_reports
+from hpctrain.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint import Checkpoint
@@ -122,6 +124,17 @@ def require_package(what: str, package: str, extra: str) -> None:
         raise ConfigError(
             f"{what} needs {package}, which is not installed: pip install 'hpctrain[{extra}]'."
         )
+
+
+def missing_reports(run_context: RunContext, logged: Container[int]) -> list[dict[str, Any]]:
+    """Return the reports before that of an attempt which a record lacks, by number.
+
+    Not collective. An executor that is killed after it has committed a report has not logged it.
+    """
+    if all(number in logged for number in range(1, run_context.report)):
+        return []
+    reports = read_reports(RunPaths(run_context.path))
+    return [r for r in reports if r["report"] < run_context.report and r["report"] not in logged]
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

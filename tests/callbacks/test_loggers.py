@@ -457,3 +457,82 @@ def test_importing_the_loggers_imports_no_library() -> None:
         "assert not {'mlflow', 'wandb', 'comet_ml', 'tensorboardX'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_reports_that_a_killed_executor_did_not_log_are_in_the_files_of_the_next(
+    tmp_path: Path,
+) -> None:
+    for logger in (CSVLoggerCallback(), JsonLoggerCallback()):
+        run = Run(tmp_path / type(logger).__name__, logger)
+        run.begin_attempt(0)
+        run.make_report({"loss": 1.0})
+        run.write_line({"loss": 2.0, "val": {"acc": 0.5}})
+        run.begin_job()
+        run.begin_attempt(2)
+        # Nor is this one logged.
+        run.write_line({"loss": 3.0})
+        run.begin_job()
+        run.begin_attempt(3)
+        run.make_report({"loss": 4.0})
+        run.finish(RunState.FINISHED)
+    rows = _rows(tmp_path / "CSVLoggerCallback" / "progress.csv")
+    assert [(r["training_iteration"], r["loss"], r["val/acc"]) for r in rows] == [
+        ("1", "1.0", ""),
+        ("2", "2.0", "0.5"),
+        ("3", "3.0", ""),
+        ("4", "4.0", ""),
+    ]
+    content = (tmp_path / "JsonLoggerCallback" / "result.json").read_text()
+    lines = [json.loads(line) for line in content.splitlines()]
+    assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4]
+    assert lines[1]["val"] == {"acc": 0.5}
+
+
+def test_reports_that_a_killed_executor_did_not_log_are_in_tensorboard_once(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("tensorboardX")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = Run(tmp_path / "run", TBXLoggerCallback())
+    run.begin_attempt(0)
+    run.make_report({"loss": 1.0})
+    run.write_line({"loss": 2.0})
+    run.logger.close(run.context(), "failed")
+    run.begin_job()
+    run.begin_attempt(2)
+    run.make_report({"loss": 3.0})
+    run.make_report({"loss": 4.0})
+    run.finish(RunState.FAILED)
+    run.begin_job()
+    run.begin_attempt(3)
+    run.make_report({"loss": 40.0})
+    run.finish(RunState.FINISHED)
+    events = accumulator.EventAccumulator(str(run.path))
+    events.Reload()
+    loss = [(scalar.step, scalar.value) for scalar in events.Scalars("loss")]
+    assert loss == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+def test_long_cells_and_carriage_returns_are_read_back_from_progress_csv(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", CSVLoggerCallback())
+    run.begin_attempt(0)
+    note = "x" * 200_000
+    run.make_report({"note": note, "odd": "one\rtwo"})
+    run.make_report({"loss": 1.0})
+    run.begin_job()
+    run.begin_attempt(2)
+    run.make_report({"loss": 2.0})
+    run.finish(RunState.FINISHED)
+    limit = csv.field_size_limit(1_000_000)
+    try:
+        rows = _rows(run.path / "progress.csv")
+    finally:
+        csv.field_size_limit(limit)
+    assert [row["note"] for row in rows] == [note, "", ""]
+    assert [row["odd"] for row in rows] == ["one\rtwo", "", ""]
+    assert [row["loss"] for row in rows] == ["", "1.0", "2.0"]
