@@ -8,8 +8,8 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from hpctrain import environ, timeouts
@@ -18,6 +18,7 @@ from hpctrain.callbacks.logger import flatten, numbers, require_package
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
 from hpctrain.errors import ConfigError
+from hpctrain.log import log
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.sweep import sweep_of
@@ -31,6 +32,8 @@ _MOST_CHARACTERS_OF_NAME = 250
 _MOST_CHARACTERS_OF_VALUE = 6000
 _MOST_AT_A_TIME = 100
 _LOOK_INTERVAL_S = 0.05
+_REFUSED_FOR_GOOD = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+T = TypeVar("T")
 
 
 class MLflowLoggerCallback(TrackerCallback):
@@ -62,6 +65,8 @@ class MLflowLoggerCallback(TrackerCallback):
 
     _client: Any = None
     _record = ""
+    _metric_files: set[str] | None = None
+    """Names of metrics that are files in a file store; None for another store."""
 
     def __init__(
         self,
@@ -101,6 +106,10 @@ class MLflowLoggerCallback(TrackerCallback):
         assert position.record is not None
         self._record = position.record
         self._client.update_run(self._record, status="RUNNING")
+        if self.store(run_context).startswith("file:"):
+            self._metric_files = set(self._client.get_run(self._record).data.metrics)
+        else:
+            self._metric_files = None
         self._log_parameters()
 
     def send(
@@ -108,6 +117,7 @@ class MLflowLoggerCallback(TrackerCallback):
     ) -> None:
         """Log the numbers."""
         from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
 
         found = numbers(metrics)
         self.say_left_out(metrics.keys() - found.keys(), "MLflow takes numbers")
@@ -117,9 +127,16 @@ class MLflowLoggerCallback(TrackerCallback):
         if len(named) < len(found):
             kept = {mlflow_name(name): name for name in reversed(found)}
             self.say_left_out(found.keys() - kept.values(), "MLflow's name for it is taken")
+        if self._metric_files is not None:
+            named = self._without_clashes(named, self._metric_files)
         rows = [Metric(name, value, int(time_s * 1000), report) for name, value in named.items()]
         for first in range(0, len(rows), _MOST_AT_A_TIME):
-            self._client.log_batch(self._record, metrics=rows[first : first + _MOST_AT_A_TIME])
+            try:
+                self._client.log_batch(self._record, metrics=rows[first : first + _MOST_AT_A_TIME])
+            except MlflowException as error:
+                if error.error_code not in _REFUSED_FOR_GOOD:
+                    raise
+                log(f"warning: MLflow refuses report {report}: {error}. It is left out.")
 
     def end(self, run_context: RunContext, state: str) -> None:
         """Log the artifacts to keep, and end the MLflow run."""
@@ -132,6 +149,20 @@ class MLflowLoggerCallback(TrackerCallback):
                     log(self._record, str(path), folder)
         self._client.set_terminated(self._record, _STATUS.get(state, "KILLED"))
 
+    def _without_clashes(self, named: Mapping[str, T], taken: set[str]) -> dict[str, T]:
+        """Leave out what a file store cannot keep: each name is the path of a file in it."""
+        kept = {}
+        for name, value in named.items():
+            folders = {parent.as_posix() for parent in PurePosixPath(name).parents}
+            is_folder = any(other.startswith(f"{name}/") for other in taken)
+            if name not in taken and (is_folder or not taken.isdisjoint(folders)):
+                why = "a file store of MLflow cannot have a name and names below it"
+                self.say_left_out([name], why)
+                continue
+            taken.add(name)
+            kept[name] = value
+        return kept
+
     def _experiment(self, run_context: RunContext) -> str:
         name = self._experiment_name or _default_experiment(run_context)
         return find_or_make_experiment(self._client, name)
@@ -142,6 +173,8 @@ class MLflowLoggerCallback(TrackerCallback):
         # A parameter that is logged cannot be changed.
         present = self._client.get_run(self._record).data.params
         wanted = mlflow_parameters(self.parameters)
+        if self._metric_files is not None:
+            wanted = self._without_clashes(wanted, set(present))
         new = [Param(name, value) for name, value in wanted.items() if name not in present]
         for first in range(0, len(new), _MOST_AT_A_TIME):
             self._client.log_batch(self._record, params=new[first : first + _MOST_AT_A_TIME])

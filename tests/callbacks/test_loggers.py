@@ -536,3 +536,47 @@ def test_long_cells_and_carriage_returns_are_read_back_from_progress_csv(tmp_pat
     assert [row["note"] for row in rows] == [note, "", ""]
     assert [row["odd"] for row in rows] == ["one\rtwo", "", ""]
     assert [row["loss"] for row in rows] == ["", "1.0", "2.0"]
+
+
+def test_mlflow_leaves_out_a_name_that_would_be_a_directory_of_another_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow")
+    logger = MLflowLoggerCallback()
+    run = Run(tmp_path / "run", logger)
+    run.begin_attempt(0)
+    for step in range(1, 4):
+        run.make_report({"loss": 1.0 / step, "loss/reg": 0.1, "acc": step})
+    run.begin_job()
+    run.begin_attempt(3)
+    run.make_report({"val": {"acc": 1.0}, "loss/reg": 0.1, "acc/top5": 1.0, "acc": 4})
+    run.make_report({"val": 2.0, "acc": 5})
+    client, found = _mlflow_run(run)
+    assert found.data.metrics.keys() == {"loss", "acc", "val/acc"}
+    history = client.get_metric_history(found.info.run_id, "acc")
+    assert [(m.step, m.value) for m in history] == [(n, float(n)) for n in range(1, 6)]
+    assert "leaves out 'loss/reg': a file store of MLflow" in capfd.readouterr().err
+
+
+def test_a_report_that_mlflow_refuses_for_good_is_not_sent_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    run = Run(tmp_path / "run", MLflowLoggerCallback())
+    run.begin_attempt(0)
+    log_batch = mlflow.MlflowClient.log_batch
+
+    def refuse(self: Any, run_id: str, metrics: Any = (), **others: Any) -> None:
+        if any(metric.value == 2.0 for metric in metrics):
+            from mlflow.exceptions import INVALID_PARAMETER_VALUE, MlflowException
+
+            raise MlflowException("no such value", error_code=INVALID_PARAMETER_VALUE)
+        log_batch(self, run_id, metrics=metrics, **others)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", refuse)
+    for step in range(1, 5):
+        run.make_report({"acc": step})
+    client, found = _mlflow_run(run)
+    history = client.get_metric_history(found.info.run_id, "acc")
+    assert [m.step for m in history] == [1, 3, 4]
+    assert capfd.readouterr().err.count("MLflow refuses report 2: no such value") == 1
