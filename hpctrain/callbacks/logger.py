@@ -126,7 +126,7 @@ def require_package(what: str, package: str, extra: str) -> None:
         )
 
 
-def missing_reports(run_context: RunContext, logged: Container[int]) -> list[dict[str, Any]]:
+def missing_reports(run_context: RunContext, logged: Container[float]) -> list[dict[str, Any]]:
     """Return the reports before that of an attempt which a record lacks, by number.
 
     Not collective. An executor that is killed after it has committed a report has not logged it.
