@@ -606,6 +606,12 @@ LATE_COMMIT_S = Timeout(
     "CheckpointError",
     "``SyncConfig(sync_timeout=...)``, if that is shorter",
 )
+DELETION_ROOM_S = Timeout(
+    5.0,
+    "deletion_room",
+    "one of several deletions of checkpoints, before the next is begun",
+    "it is begun later",
+)
 ROWS_READ_S = Timeout(600.0, "rows_read", "the next rows of a dataset", "HpctrainError")
 STRIPING_S = Timeout(30.0, "striping", "``lfs`` of Lustre", "the file is not striped")
 VALIDATION_END_S = Timeout(1.0, "validation_end", "a validation to end on SIGTERM", "SIGKILL")

@@ -6,12 +6,11 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from hpctrain import timeouts
 from hpctrain.rundir.removal import remove_tree
 
 _MOST_AT_ONCE = 4
 """More would hold the descriptors that a commit needs, and let deleted checkpoints pile up."""
-_PATIENCE_S = 5.0
-"""For the oldest: meanwhile the executor answers no rank and no agent."""
 
 
 class Deletions:
@@ -43,7 +42,8 @@ class Deletions:
             return
         self._left.append(path)
         if len(self._threads) >= _MOST_AT_ONCE:
-            next(iter(self._threads.values())).join(_PATIENCE_S)
+            # Meanwhile the executor answers no rank and no agent.
+            next(iter(self._threads.values())).join(timeouts.DELETION_ROOM_S)
         self._begin_left()
 
     @property

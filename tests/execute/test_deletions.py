@@ -55,7 +55,7 @@ def test_where_deletions_are_slower_than_saves_the_oldest_is_waited_for(
 def test_a_disk_that_deletes_nothing_holds_nobody_for_long_and_what_is_left_is_deleted_later(
     tmp_path: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hpctrain.execute.deletions._PATIENCE_S", 0.01)
+    monkeypatch.setattr("hpctrain.timeouts.DELETION_ROOM_S", 0.01)
     directories = [tmp_path / f".trash-{number}" for number in range(7)]
     for directory in directories:
         directory.mkdir()
