@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +77,7 @@ def main(connection: Connection) -> None:
     except BaseException as error:
         log_traceback(error)
         said = ("raised", _pack_exception(error))
-    connection.send(said)
-    # Until all workers are done: one that leaves breaks the connections of the others.
-    with suppress(EOFError, ConnectionError):
-        connection.recv()
+    session.end(said)
     # What is registered for the end still happens, as in a rank.
     atexit._run_exitfuncs()
     flush_output()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -123,6 +124,14 @@ class WorkerSession:
         """Return the run's checkpoints, oldest first."""
         found: list[ReportedCheckpoint] = self._ask("all_checkpoints", timeout_s)
         return found
+
+    def end(self, said: tuple[Any, ...]) -> None:
+        """Say what came of the training, and wait until all workers are done."""
+        # One that leaves breaks the connections of the others. No thread asks anything meanwhile.
+        with self._asks:
+            self._connection.send(said)
+            with suppress(EOFError, ConnectionError):
+                self._connection.recv()
 
     def _staged(self, number: int, upload: Upload) -> Upload | None:
         """Return the upload of a copy, or None where the report was made before.

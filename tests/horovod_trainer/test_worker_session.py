@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -23,6 +24,21 @@ def answer(connection: Connection) -> None:
         while True:
             verb, *_ = connection.recv()
             connection.send_bytes(pickle.dumps((True, verb)))
+
+
+def test_a_worker_ends_after_what_its_threads_have_asked() -> None:
+    here, there = Pipe()
+    session = WorkerSession(here, world=make_world(), paths=RunPaths(Path("/none")), reports=0)
+    with ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(session.artifacts)
+        assert there.recv() == ("artifacts",)
+        ended = threads.submit(session.end, ("left",))
+        there.send((True, "here"))
+        assert there.recv() == ("left",)
+        assert not ended.done()
+        there.send("all are done")
+        assert asked.result() == Path("here")
+        ended.result()
 
 
 def test_each_thread_of_a_worker_has_its_own_answer() -> None:
