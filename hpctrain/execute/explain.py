@@ -119,7 +119,7 @@ def explain_failure(
         # Not the rank itself, as it spoke: a child, such as a loader of data.
         killed, traceback, status = bool(memory.get("kills")), failure.traceback, None
     else:
-        where = "without a word"
+        where = "without an exception"
         crash, traceback = _crash_in(log)
         pid = worker.pid if worker else -1
         status = crash or _silent_end(tracker, output, rank=rank, pid=pid, death=death)

@@ -35,7 +35,7 @@ mount_image() {{ # IMAGE DIRECTORY LOG
     kill -KILL "$fuse" 2>/dev/null
     unmount "$2"
     why=$(tail -n 1 -- "$3")
-    why="${{program##*/}}: ${{late:-${{why:-it ended without a word}}}}"
+    why="${{program##*/}}: ${{late:-${{why:-it printed nothing}}}}"
   done
   return 1
 }}

@@ -304,7 +304,7 @@ def explain_end(job: Job, *, storage: str, log_path: str, log: str) -> str:
         lines.append("before the executor of the run said anything.")
         if signal == "0" and not log:
             lines.append(
-                f"Nothing of hpctrain ends with {status} and without a word: look at the lines of "
+                f"Nothing of hpctrain ends with {status} and prints nothing: look at the lines of "
                 f"SlurmConfig(setup=...) and of the site profile."
             )
         lines.append(f"Its log: {log_path}")

@@ -111,7 +111,7 @@ def submit_executor(
     LaunchError
         If Slurm refuses the job.
     """
-    # A job whose log directory does not exist dies without a word, so it is made before.
+    # A job whose log directory does not exist dies and prints nothing, so it is made before.
     make_directory(paths.submission, below=paths.root)
     # Lines of its setup may hold a password.
     script = make_batch_script(plan, paths, cwd=cwd, spec_digest=spec_digest).encode()

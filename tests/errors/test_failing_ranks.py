@@ -82,7 +82,7 @@ def test_an_exception_carries_traceback_rank_node_log_and_checkpoint(tmp_path: P
     ],
 )
 def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, end: str, reason: str) -> None:
-    with pytest.raises(WorkerError, match=r"rank 2 of 4 .* without a word") as caught:
+    with pytest.raises(WorkerError, match=r"rank 2 of 4 .* without an exception") as caught:
         fit(_save_then(end), tmp_path, num_workers=4)
     assert reason in str(caught.value)
     assert "checkpoints/000001" in str(caught.value)

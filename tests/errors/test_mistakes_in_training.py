@@ -220,8 +220,8 @@ def test_a_crash_in_compiled_code(run_script: Any) -> None:
     assert_failed(
         outcome,
         """\
-hpctrain.errors.WorkerError: rank 0 of 1 on HOST failed without a word: Segmentation fault, a \
-crash in compiled code; its log ends with the Python stack
+hpctrain.errors.WorkerError: rank 0 of 1 on HOST failed without an exception: Segmentation fault, \
+a crash in compiled code; its log ends with the Python stack
 """
         + where(0)
         + """\
@@ -255,7 +255,8 @@ def test_a_kill(run_script: Any) -> None:
     assert_failed(
         outcome,
         f"""\
-hpctrain.errors.WorkerError: rank 1 of 2 on HOST failed without a word: killed by SIGKILL{by_whom}
+hpctrain.errors.WorkerError: rank 1 of 2 on HOST failed without an exception: killed by \
+SIGKILL{by_whom}
 """
         + where(1),
     )

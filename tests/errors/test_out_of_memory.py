@@ -138,8 +138,8 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_with_its_limit(
     assert done.returncode == 4, done.stdout + done.stderr
     first, *further = done.stdout.splitlines()
     assert first.startswith(
-        f"WorkerError: rank 1 of 2 on {os.uname().nodename} failed without a word: killed by the "
-        f"kernel, out of memory: the 2 ranks of its node share a limit of {LIMIT_MIB} MiB, of "
+        f"WorkerError: rank 1 of 2 on {os.uname().nodename} failed without an exception: killed by "
+        f"the kernel, out of memory: the 2 ranks of its node share a limit of {LIMIT_MIB} MiB, of "
         f"which {LIMIT_MIB} MiB were used"
     )
     assert (
@@ -191,8 +191,8 @@ def test_a_rank_of_a_job_that_uses_more_than_the_job_asked_for_is_told_with_node
     )
     first, *further = done.stdout.splitlines()
     assert re.match(
-        r"WorkerError: rank 2 of 4 on node2 failed without a word: killed by the kernel, out of "
-        rf"memory: the 2 ranks of its node share a limit of {LIMIT_MIB} MiB, of which "
+        r"WorkerError: rank 2 of 4 on node2 failed without an exception: killed by the kernel, out "
+        rf"of memory: the 2 ranks of its node share a limit of {LIMIT_MIB} MiB, of which "
         rf"{LIMIT_MIB} MiB were used",
         first,
     )

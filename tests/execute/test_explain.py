@@ -267,7 +267,9 @@ def test_how_a_silent_rank_died_is_read_from_what_its_launcher_printed(
 ):
     lose(tracker, rank)
     line = str(explain(tracker, paths, output)).splitlines()[0]
-    assert line.startswith(f"rank {rank} of 4 on n{rank // 2} failed without a word: {reason}")
+    assert line.startswith(
+        f"rank {rank} of 4 on n{rank // 2} failed without an exception: {reason}"
+    )
 
 
 def test_of_several_silent_ranks_the_one_that_srun_did_not_end_itself_is_to_blame(
@@ -285,7 +287,7 @@ def test_a_crash_is_explained_by_the_stack_in_the_log_of_the_rank(
     log.parent.mkdir(parents=True)
     log.write_text("epoch 1\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n")
     lose(tracker, 2)
-    assert "without a word: Segmentation fault, a crash in compiled code" in str(
+    assert "without an exception: Segmentation fault, a crash in compiled code" in str(
         explain(tracker, paths, HYDRA_KILLED)
     )
 
@@ -342,9 +344,9 @@ def test_what_the_kernel_killed_for_want_of_memory_comes_before_every_other_caus
     lose(tracker, 2, memory=KILLED)
     first, _, advice = str(explain(tracker, paths)).splitlines()
     assert first == (
-        "rank 2 of 4 on n1 failed without a word: killed by the kernel, out of memory: the 2 ranks "
-        "of its node share a limit of 300 MiB, of which 300 MiB were used; the rank itself held "
-        "250 MiB when last seen, 0.3 s before"
+        "rank 2 of 4 on n1 failed without an exception: killed by the kernel, out of memory: the "
+        "2 ranks of its node share a limit of 300 MiB, of which 300 MiB were used; the rank itself "
+        "held 250 MiB when last seen, 0.3 s before"
     )
     assert advice.startswith("  Ask Slurm for more memory, with resources_per_worker={'memory'")
 
@@ -423,7 +425,7 @@ def test_a_wait_status_says_how_a_rank_ended_whatever_the_launcher_prints(
     lose(tracker, 0, 2)
     error = explain(tracker, paths, SRUN_EXITED, death=(2, wait_status))
     assert error.rank == 2
-    assert f"failed without a word: {reason}" in str(error)
+    assert f"failed without an exception: {reason}" in str(error)
     assert error.brief == f"rank 2 on n1 {brief}"
 
 

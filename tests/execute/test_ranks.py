@@ -410,7 +410,9 @@ def test_an_exception_of_a_rank_arrives_with_its_text(home: Home) -> None:
 @pytest.mark.parametrize("home", WITH_PROCESSES, indirect=True)
 def test_of_a_rank_that_dies_the_number_is_known(home: Home) -> None:
     home.begin("dies")
-    with pytest.raises(WorkerError, match=r"rank 1 of 2 on .* failed without a word") as raised:
+    with pytest.raises(
+        WorkerError, match=r"rank 1 of 2 on .* failed without an exception"
+    ) as raised:
         home.run()
     assert raised.value.rank == next(iter(home.attempt.tracker.lost)) == 1
 

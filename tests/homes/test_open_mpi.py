@@ -107,7 +107,7 @@ def test_a_killed_rank_is_named_with_how_it_ended(tmp_path: Path) -> None:
     done = train(tmp_path, killed=1, HPCTRAIN_LAUNCHER="local")
     assert done.returncode == WorkerError.exit_code
     assert (
-        f"WorkerError: rank 1 of 2 on {os.uname().nodename} failed without a word: "
+        f"WorkerError: rank 1 of 2 on {os.uname().nodename} failed without an exception: "
         "killed by SIGKILL" in done.stderr
     )
     assert "Last complete checkpoint: " + str(tmp_path / "run/checkpoints/000001") in done.stderr

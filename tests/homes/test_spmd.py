@@ -333,7 +333,7 @@ def test_a_rank_that_is_killed_is_named_whether_it_is_the_relay_of_its_node_or_n
     done = run_on_two_nodes(virtual_slurm, tmp_path, dies=dies)
     assert done.returncode != 0
     # On the second node of the two that Slurm has chosen.
-    named = rf"rank {dies} of 4 on node[2-9] failed without a word"
+    named = rf"rank {dies} of 4 on node[2-9] failed without an exception"
     assert re.search(named, done.stderr)
     cut_off = "Rank 3 of this node is connected through it, and not known to have failed"
     assert (cut_off in done.stderr) is (dies == 2)

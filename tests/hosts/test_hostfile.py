@@ -149,7 +149,7 @@ def test_ranks_start_again_after_one_was_killed(machines: Any) -> None:
     result = end(machines, "killed", process)
     assert result.return_value == [6, None, weight(12)]
     first, second = causes(machines, "killed")
-    assert first.startswith("WorkerError: rank 2 of 6 on node2 failed without a word")
+    assert first.startswith("WorkerError: rank 2 of 6 on node2 failed without an exception")
     assert second == "finished"
 
 

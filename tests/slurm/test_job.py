@@ -193,7 +193,7 @@ def test_a_job_that_ended_early_is_explained_by_its_last_words():
 def test_a_job_that_ended_without_a_word_names_its_log_and_the_lines_before():
     job = Job(job_id="12", state="FAILED", reason="NonZeroExitCode", exit_code="3:0", nodes="n1")
     message = explain_end(job, storage="/runs", log_path="/runs/12.out", log="")
-    assert "ends with 3 and without a word: look at the lines of SlurmConfig(setup=...)" in message
+    assert "ends with 3 and prints nothing: look at the lines of SlurmConfig(setup=...)" in message
     assert message.endswith("Its log: /runs/12.out")
 
 

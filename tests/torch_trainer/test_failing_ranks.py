@@ -122,7 +122,7 @@ def test_a_rank_that_is_killed_is_named_not_the_one_that_misses_it(tmp_path: Pat
             os.kill(os.getpid(), signal.SIGKILL)
         distributed.all_reduce(torch.zeros(1))
 
-    with pytest.raises(WorkerError, match=r"rank 1 of 2 .* without a word") as caught:
+    with pytest.raises(WorkerError, match=r"rank 1 of 2 .* without an exception") as caught:
         fit(train, tmp_path, trainer=TorchTrainer)
     assert caught.value.rank == 1
 

@@ -121,7 +121,7 @@ class Namespaces:
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], BOOT_TIMEOUT_S)[0]:
             raise ClusterError(f"{node} did not boot within {BOOT_TIMEOUT_S:g} s.{tail(log)}")
-        # The pipe ends without a word when the node dies.
+        # When the node dies, the pipe ends and nothing was read from it.
         if process.stdout.readline() != b"ready\n":
             raise ClusterError(
                 f"{node} does not boot. In a container, namespaces need its privileged mode; "

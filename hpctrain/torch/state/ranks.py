@@ -17,7 +17,7 @@ _TOGETHER = (
     "Every rank must make the same calls in the same order, never inside `if rank == 0`, with "
     "tensors of the same names, shapes and types."
 )
-# Objects up to this size go around in one collective, without a word about their sizes before.
+# Objects up to this size take one collective: their sizes are not exchanged before.
 _TOLD_BYTES = 248
 
 

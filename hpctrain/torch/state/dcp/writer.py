@@ -69,7 +69,7 @@ class StateWriter(StorageWriter):
         Raises
         ------
         ConfigError
-            If it holds a state, or ranks are to save without a word to each other.
+            If it holds a state, or ranks are to save without communication.
         """
         if not kwargs.get("use_collectives", True):
             raise ConfigError(
