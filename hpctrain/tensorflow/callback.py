@@ -84,6 +84,8 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
         anything is reported, while all ranks know of the same one."""
         self._epoch = self.initial_epoch
         self._has_validated = False
+        self._is_cut_short = False
+        """Whether this epoch ends before its last batch, for a stop."""
         for event in self._checkpoint_on | _events(report_metrics_on, "report_metrics_on"):
             # On the instance: Keras asks a class that has on_train_batch_end() to wait for the
             # metrics of each batch, whether it does something with them or not.
@@ -100,10 +102,12 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Keep the number of complete epochs. Not collective."""
         self._epoch = epoch
+        self._is_cut_short = False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keep the number of complete epochs. Not collective."""
-        self._epoch = epoch + 1
+        # The run that resumes begins an epoch that was cut short anew.
+        self._epoch = epoch if self._is_cut_short else epoch + 1
 
     def on_test_end(self, logs: Any = None) -> None:
         """Note that there is a validation. Not collective."""
@@ -129,6 +133,8 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
             hpctrain.report(metrics)
         if hpctrain.should_stop():
             self.model.stop_training = True
+            if event == "train_batch_end" and given[0] + 1 != (self.params or {}).get("steps"):
+                self._is_cut_short = True
 
     def _save(self, metrics: Mapping[str, Any]) -> None:
         worker = active_worker("ReportCheckpointCallback")

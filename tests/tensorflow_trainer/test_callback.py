@@ -128,6 +128,18 @@ def test_training_ends_after_the_report_at_which_it_should_stop(tmp_path: Path) 
     assert fit(tmp_path, stop={"loss": 0.0}).return_value < 3
 
 
+@pytest.mark.parametrize(("reports", "complete"), [(1, 0), (2, 1), (4, 1)])
+def test_an_epoch_that_is_cut_short_by_a_stop_is_not_counted_as_complete(
+    tmp_path: Path, reports: int, complete: int
+) -> None:
+    # Of each epoch's two batches, and of its end.
+    result = fit(
+        tmp_path, report_metrics_on="train_batch_end", stop={"training_iteration": reports}
+    )
+    assert len(result.metrics_history) == reports + 1
+    assert result.checkpoint.get_metadata() == {"epoch": complete}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
