@@ -27,6 +27,8 @@ _SUBMIT_LIMIT = re.compile(
     r"(Assoc|QOS)\w*SubmitJobs?\w*Limit|job queue full|Unable to create job record"
 )
 
+_SUBMITTED = re.compile(r"^Submitted batch job (\d+)", re.MULTILINE)
+
 # Of these, what srun does not wait for by itself.
 _REFUSED_STEP = re.compile(
     r"Unable to create step for job \S+: (?:Memory required by task is not available|"
@@ -82,9 +84,9 @@ class Asked:
             ) from error
 
     def answer(
-        self, *, timeout_s: float = timeouts.SLURM_COMMAND_S
+        self, *, timeout_s: float | None = timeouts.SLURM_COMMAND_S
     ) -> subprocess.CompletedProcess[str]:
-        """Wait for its end, and return what it printed.
+        """Wait for its end, and return what it printed; None waits for as long as it takes.
 
         Raises
         ------
@@ -93,8 +95,9 @@ class Asked:
         """
         with self._process as process:
             try:
-                stdout, stderr = self._read(time.monotonic() + timeout_s)
+                stdout, stderr = self._read(timeout_s)
             except subprocess.TimeoutExpired as error:
+                assert timeout_s is not None
                 process.kill()
                 raise LaunchError(
                     f"'{' '.join(self._argv)}' did not answer within "
@@ -106,18 +109,25 @@ class Asked:
                 raise
         return subprocess.CompletedProcess(self._argv, process.returncode, stdout, stderr)
 
-    def _read(self, end: float) -> list[str]:
-        """Return its stdout and stderr, once it has ended; `end` is a time of the monotonic clock.
+    def _read(self, timeout_s: float | None) -> list[str]:
+        """Return its stdout and stderr, once it has ended.
 
         Not communicate(), which keeps whatever is printed.
         """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def left_s() -> float | None:
+            return None if end is None else max(0.0, end - time.monotonic())
+
         streams = [self._process.stdout, self._process.stderr]
         printed = {stream.fileno(): bytearray() for stream in streams if stream is not None}
         with selectors.DefaultSelector() as selector:
             for descriptor in printed:
                 selector.register(descriptor, selectors.EVENT_READ)
             while selector.get_map():
-                for key, _ in selector.select(self._left_s(end)):
+                if left_s() == 0:
+                    raise subprocess.TimeoutExpired(self._argv, 0)
+                for key, _ in selector.select(left_s()):
                     chunk = os.read(key.fd, _CHUNK)
                     printed[key.fd] += chunk
                     if not chunk:
@@ -127,15 +137,9 @@ class Asked:
                             f"'{' '.join(self._argv)}' prints more than "
                             f"{_LONGEST_ANSWER >> 20} MiB, which no answer of Slurm has."
                         )
-        self._process.wait(self._left_s(end))
+        self._process.wait(left_s())
         # Names and comments of users are in any encoding.
         return [text.decode(errors="backslashreplace") for text in printed.values()]
-
-    def _left_s(self, end: float) -> float:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise subprocess.TimeoutExpired(self._argv, 0)
-        return left
 
     def close(self) -> None:
         """Do without the answer."""
@@ -146,13 +150,15 @@ class Asked:
 def run_slurm(
     argv: Sequence[str],
     *,
-    timeout_s: float = timeouts.SLURM_COMMAND_S,
+    timeout_s: float | None = timeouts.SLURM_COMMAND_S,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of Slurm and return what it printed. Not collective.
 
     Parameters
     ----------
+    timeout_s
+        Seconds that it may take; None leaves it to Slurm.
     environment
         Its whole environment; None is that of this process.
 
@@ -235,6 +241,20 @@ def find_submit_limit(printed: str) -> str | None:
     if found is None:
         return None
     return found[0] if found[1] else "MaxJobCount"
+
+
+def find_submitted_job(printed: str) -> str | None:
+    r"""Return the id of the job that sbatch says it has submitted; None if it does not say so.
+
+    Not collective. A wrapper of the site may print more.
+
+    Examples
+    --------
+    >>> find_submitted_job("Last job 41 used 3 GPU-hours\nSubmitted batch job 42 on cluster alps")
+    '42'
+    """
+    found = _SUBMITTED.findall(printed)
+    return found[-1] if found else None
 
 
 def is_refused_for_now(printed: str) -> bool:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpctrain import environ, timeouts
@@ -23,7 +22,7 @@ from hpctrain.rundir.files import make_directory, write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.slurm.client import is_passing, retry
+from hpctrain.slurm.client import find_submitted_job, is_passing, retry, run_slurm
 from hpctrain.slurm.probe import explain_refusal
 
 # Exit statuses of coreutils' `timeout` and `env`.
@@ -186,42 +185,46 @@ def submit_stored(
     LaunchError
         If Slurm refuses, or does not answer.
     """
-    from hpctrain.slurm.executor import ScriptExecutor, SubmissionError
-
     environment = environ.environment()
     # Of a job or a rank that this process is in.
     of_launcher = environment.keys() - environ.without_launcher_variables(environment).keys()
     hidden = [*hidden_variables(environment), *sorted(of_launcher)]
     command = [
+        # It ends what a wrapper around sbatch has started, too.
         *([] if timeout_s is None else ["timeout", "--kill-after=1", f"{timeout_s:g}"]),
         # They would win over the script.
         "env",
         *(f"--unset={name}" for name in hidden),
         "sbatch",
         *option_words(directives or {}),
+        str(script),
     ]
     try:
-        # The run's own disk may be full.
-        with TemporaryDirectory(prefix="hpctrain-") as folder:
-            return ScriptExecutor(Path(folder), sbatch=command).submit_script(script)
-    except SubmissionError as error:
-        if error.returncode == 0:
-            raise LaunchError(
-                f"{error.printed.splitlines()[0]}: a job may wait all the same. Look for it with "
-                f"'squeue --me', and cancel it, before you try again."
-            ) from error
-        if error.returncode == _NOT_FOUND:
-            raise LaunchError("sbatch is not on PATH. Load Slurm's module.") from error
-        if error.returncode == _TIMED_OUT and timeout_s is not None:
-            printed = f"sbatch did not answer within {timeouts.describe(timeout_s)}."
-            raise LaunchError(printed, transient=True) from error
-        printed = _last_words(error.printed) or f"sbatch ended with {error.returncode}."
+        # Its disk may be away for some time, which sbatch does not tell from a file that is none.
+        script.open().close()
+        # Not through submitit, which takes what is not UTF-8 for the end of sbatch.
+        answer = run_slurm(command, timeout_s=None)
+    except OSError as error:
+        raise LaunchError(f"the script of the job: {error}", transient=True) from error
+    if answer.returncode == _NOT_FOUND:
+        raise LaunchError("sbatch is not on PATH. Load Slurm's module.")
+    if answer.returncode == _TIMED_OUT and timeout_s is not None:
+        printed = f"sbatch did not answer within {timeouts.describe(timeout_s)}."
+        raise LaunchError(printed, transient=True)
+    if answer.returncode != 0:
+        printed = _last_words(answer.stderr) or f"sbatch ended with {answer.returncode}."
         raise LaunchError(
             printed if scaling is None else explain_refusal(printed, scaling),
             transient=is_passing(printed),
-        ) from error
-    except OSError as error:
-        raise LaunchError(f"the script of the job: {error}", transient=True) from error
+        )
+    job_id = find_submitted_job(answer.stdout)
+    if job_id is None:
+        raise LaunchError(
+            f"sbatch did not say which job it has submitted, but "
+            f"{answer.stdout.strip()[:200]!r}: a job may wait all the same. Look for it with "
+            f"'squeue --me', and cancel it, before you try again."
+        )
+    return job_id
 
 
 def script_parameters(

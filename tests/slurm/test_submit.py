@@ -27,7 +27,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     """Return a function that puts a program in the place of sbatch."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("env", "timeout", "sh", "sleep"):
+    for name in ("env", "printf", "timeout", "sh", "sleep"):
         (folder / name).symlink_to(shutil.which(name) or "")
     monkeypatch.setenv("PATH", str(folder))
 
@@ -51,6 +51,32 @@ def test_a_successor_is_submitted_without_what_wins_over_its_script(
     assert (tmp_path / "argv").read_text().split() == [str(run_in_job.batch_script)]
     events = [(e["event"], e["job_id"]) for e in read_events(run_in_job)]
     assert events == [("handing-over", "7"), ("successor", "8")]
+
+
+def test_the_job_is_the_one_that_sbatch_names_whatever_else_is_printed(
+    run_in_job: RunPaths, sbatch
+):
+    sbatch(
+        r"""printf 'Quota of J\374rgen: 3 of 9 h. Your last job 41 used 1 h.\n'
+        printf 'r\351serv\351\n' >&2
+        echo Submitted batch job 42 on cluster here
+        echo See https://site.example/job 43"""
+    )
+    assert submit_successor(run_in_job, patience_s=0, why="", checkpoint=None) == "42"
+
+
+def test_a_refusal_in_another_encoding_is_one(run_in_job: RunPaths, sbatch):
+    sbatch(r"printf 'sbatch: error: Compte r\351serv\351\n' >&2; exit 1")
+    with pytest.raises(LaunchError, match=r"^sbatch: error: Compte r\\xe9serv\\xe9$"):
+        submit_successor(run_in_job, patience_s=-1, why="", checkpoint=None)
+
+
+def test_a_script_that_cannot_be_read_at_the_moment_is_tried_again(run_in_job: RunPaths, sbatch):
+    sbatch("echo Submitted batch job 42")
+    run_in_job.batch_script.unlink()
+    with pytest.raises(LaunchError, match=r"the script of the job: .*No such file") as raised:
+        submit_successor(run_in_job, patience_s=-1, why="", checkpoint=None)
+    assert raised.value.transient
 
 
 @pytest.mark.parametrize(
