@@ -28,6 +28,8 @@ _SUBMIT_LIMIT = re.compile(
 )
 
 _SUBMITTED = re.compile(r"^Submitted batch job (\d+)", re.MULTILINE)
+# The cluster comes after a semicolon.
+_PARSABLE = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
 
 # Of these, what srun does not wait for by itself.
 _REFUSED_STEP = re.compile(
@@ -243,18 +245,31 @@ def find_submit_limit(printed: str) -> str | None:
     return found[0] if found[1] else "MaxJobCount"
 
 
-def find_submitted_job(printed: str) -> str | None:
+def find_submitted_job(printed: str, *, parsable: bool = False) -> str | None:
     r"""Return the id of the job that sbatch says it has submitted; None if it does not say so.
 
     Not collective. A wrapper of the site may print more.
+
+    Parameters
+    ----------
+    parsable
+        Whether sbatch was given ``--parsable``.
 
     Examples
     --------
     >>> find_submitted_job("Last job 41 used 3 GPU-hours\nSubmitted batch job 42 on cluster alps")
     '42'
     """
-    found = _SUBMITTED.findall(printed)
+    found = (_PARSABLE if parsable else _SUBMITTED).findall(printed)
     return found[-1] if found else None
+
+
+def explain_unknown_job(printed: str) -> str:
+    """Return what to do where sbatch does not say which job it has submitted. Not collective."""
+    return (
+        f"sbatch did not say which job it has submitted, but {printed.strip()[:200]!r}: a job may "
+        f"wait all the same. Look for it with 'squeue --me', and cancel it, before you try again."
+    )
 
 
 def is_refused_for_now(printed: str) -> bool:

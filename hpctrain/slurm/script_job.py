@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import LaunchError
 from hpctrain.log import log
-from hpctrain.slurm.client import is_passing, run_slurm
+from hpctrain.slurm.client import explain_unknown_job, find_submitted_job, is_passing, run_slurm
 from hpctrain.slurm.probe import explain_refusal
 
 
@@ -27,7 +27,10 @@ def submit_text(text: str, scaling: ScalingConfig) -> str:
     with _stored(text) as path:
         answer = run_slurm(["sbatch", "--parsable", str(path)])
     _check(answer.returncode, answer.stderr, scaling)
-    return answer.stdout.strip().partition(";")[0]
+    job_id = find_submitted_job(answer.stdout, parsable=True)
+    if job_id is None:
+        raise LaunchError(explain_unknown_job(answer.stdout))
+    return job_id
 
 
 def submit_and_wait(text: str, scaling: ScalingConfig) -> int:
@@ -43,14 +46,20 @@ def submit_and_wait(text: str, scaling: ScalingConfig) -> int:
     with _stored(text) as path:
         argv = ["sbatch", "--parsable", "--wait", str(path)]
         with subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="backslashreplace",
         ) as process:
             assert process.stdout is not None
-            job_id = process.stdout.readline().strip().partition(";")[0]
-            if job_id:
+            said = (find_submitted_job(line, parsable=True) for line in process.stdout)
+            # sbatch itself goes on until the end of the job.
+            job_id = next((job_id for job_id in said if job_id is not None), None)
+            if job_id is not None:
                 log(f"job {job_id}", to=sys.stdout)
             _, printed = process.communicate()
-    if not job_id:
+    if job_id is None:
         _check(process.returncode or 1, printed, scaling)
     return process.returncode
 

@@ -22,7 +22,13 @@ from hpctrain.rundir.files import make_directory, write_atomic
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.trust import check_run_directory
-from hpctrain.slurm.client import find_submitted_job, is_passing, retry, run_slurm
+from hpctrain.slurm.client import (
+    explain_unknown_job,
+    find_submitted_job,
+    is_passing,
+    retry,
+    run_slurm,
+)
 from hpctrain.slurm.probe import explain_refusal
 
 # Exit statuses of coreutils' `timeout` and `env`.
@@ -219,11 +225,7 @@ def submit_stored(
         )
     job_id = find_submitted_job(answer.stdout)
     if job_id is None:
-        raise LaunchError(
-            f"sbatch did not say which job it has submitted, but "
-            f"{answer.stdout.strip()[:200]!r}: a job may wait all the same. Look for it with "
-            f"'squeue --me', and cancel it, before you try again."
-        )
+        raise LaunchError(explain_unknown_job(answer.stdout))
     return job_id
 
 
