@@ -21,6 +21,7 @@ from hpctrain.slurm.cluster_output import (
     parse_record,
 )
 from hpctrain.slurm.limits import records_of
+from hpctrain.slurm.site_facts import parse_config
 
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 
@@ -29,6 +30,8 @@ _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 class ClusterFacts:
     """What Slurm says of what a request names; empty where it says nothing."""
 
+    cluster: str = ""
+    """Its name."""
     partition: dict[str, str] = field(default_factory=dict)
     """Fields of the partition."""
     groups: Sequence[NodeGroup] = ()
@@ -85,7 +88,7 @@ def query_facts(
     record = None
     if reservation is not None:
         record = parse_record(_ask(["scontrol", "--oneliner", "show", "reservation", reservation]))
-    associations = _query_associations(user)
+    associations = _query_associations(user, cluster=facts.cluster)
     if qos is None and associations:
         account = account or associations[0].default_account
         mine = next((a for a in associations if a.account == account), associations[0])
@@ -141,8 +144,10 @@ def query_limits(
     # All of the user's associations, and all accounts: the default one, and parents, are of them.
     argv = ["scontrol", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
     records = parse_limits(_ask(argv, timeout_s=timeout_s), user=user)
-    facts = ClusterFacts(partition=fields, records=records)
-    enforced = parse_enforced(_ask(["scontrol", "show", "config"], timeout_s=timeout_s))
+    config = _ask(["scontrol", "show", "config"], timeout_s=timeout_s)
+    cluster = parse_config(config).get("ClusterName", "")
+    facts = ClusterFacts(cluster=cluster, partition=fields, records=records)
+    enforced = parse_enforced(config)
     if "limits" not in enforced and "safe" not in enforced:
         # The site keeps them, and Slurm does not look at them.
         return facts
@@ -178,10 +183,12 @@ def _query_qos(names: Sequence[str]) -> list[LimitRecord]:
     return parse_qos(_ask([*_SACCTMGR, "qos", f"name={','.join(names)}", f"format={QOS_FORMAT}"]))
 
 
-def _query_associations(user: str) -> list[Association] | None:
+def _query_associations(user: str, *, cluster: str) -> list[Association] | None:
+    # A database may be that of several clusters.
+    whose = [f"user={user}", *([f"cluster={cluster}"] if cluster else [])]
     try:
         printed = ask_slurm(
-            [*_SACCTMGR, "associations", f"user={user}", "format=Account,Partition,QOS,DefaultQOS"]
+            [*_SACCTMGR, "associations", *whose, "format=Account,Partition,QOS,DefaultQOS"]
         )
         default = ask_slurm([*_SACCTMGR, "user", user, "format=DefaultAccount"])
     except LaunchError:

@@ -231,6 +231,10 @@ def strict() -> Iterator[VirtualCluster]:
         "add account hasty cluster=hpctrain",
         "add user root account=hasty maxwall=1",
         "add user daemon account=hpctrain",
+        # Of the same database.
+        "add cluster elsewhere",
+        "add account distant cluster=elsewhere",
+        "add user root account=distant cluster=elsewhere",
     )
     with own_cluster(spec, *accounting) as cluster:
         yield cluster
@@ -247,6 +251,7 @@ def shared() -> Iterator[Path]:
     ("options", "said"),
     [
         (["--account=nope"], r"account 'nope' is none of user"),
+        (["--account=distant"], r"account 'distant' is none of user"),
         (["--qos=single"], r"QOS 'single' is none of account"),
         (["--qos=brief", "--time=5"], r"QOS 'brief': 00:01:00 for a job at most"),
     ],

@@ -31,7 +31,7 @@ def answers(enforced: str, *, with_database: bool = True) -> Callable[[Sequence[
     def ask(argv: Sequence[str], timeout_s: float = 0) -> str:
         words = " ".join(argv)
         if "show config" in words:
-            return f"AccountingStorageEnforce = {enforced}\nAccountingStorageHost   = head\n"
+            return f"AccountingStorageEnforce = {enforced}\nClusterName             = c\n"
         if "show partition" in words:
             return "PartitionName=gpu QoS=N/A MaxTime=UNLIMITED State=UP\n"
         if "assoc_mgr" in words:
@@ -39,7 +39,8 @@ def answers(enforced: str, *, with_database: bool = True) -> Callable[[Sequence[
         if argv[0] == "sacctmgr" and not with_database:
             raise LaunchError("no database")
         if "associations" in words:
-            return "lab||long,normal|long\n"
+            of_another = "" if "cluster=c" in argv else "far||short|short\n"
+            return f"{of_another}lab||long,normal|long\n"
         if "show user" in words:
             return "lab\n"
         if "qos" in words:
@@ -65,6 +66,13 @@ def test_the_qos_of_the_database_has_what_the_controller_says_is_used(
     ]
     assert found.limits[0].limit("MaxJobsPU") == ("4", "2")
     assert found.qos_flags == {"PartitionTimeLimit"}
+
+
+def test_accounts_of_another_cluster_of_the_database_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = query(monkeypatch, answers("associations,limits,qos"))
+    assert [association.account for association in found.associations or ()] == ["lab"]
 
 
 @pytest.mark.parametrize("enforced", ["none", "associations", "(null)"])
