@@ -10,7 +10,7 @@ import numpy as np
 from hpctrain.checks import shown
 from hpctrain.data.arguments import flag, number_type, one_name
 from hpctrain.errors import ConfigError
-from hpctrain.preprocessors.batches import NumpyBatch, names_of
+from hpctrain.preprocessors.batches import Array, NumpyBatch, names_of
 from hpctrain.preprocessors.columns import ColumnPreprocessor
 from hpctrain.preprocessors.preprocessor import check_columns
 from hpctrain.preprocessors.statistics import named_numbers
@@ -26,7 +26,8 @@ class Concatenator(ColumnPreprocessor):
     output_column_name
         Name of the column of vectors.
     dtype
-        Type of the vectors; by default one that can hold all columns.
+        Type of the vectors; by default NumPy's common type of the columns: beside a column of
+        float64 integers beyond 2**53 are rounded.
     raise_if_missing
         Whether a missing column is an error; else it is left out. For a trainer, and when a Chain
         is fitted, it is always an error.
@@ -111,16 +112,29 @@ class Concatenator(ColumnPreprocessor):
                     f"flatten=True to add them component by component."
                 )
             part = named_numbers(name, values)
-            if self._is_of_integers and part.dtype.kind == "f" and not np.isfinite(part).all():
-                raise ConfigError(
-                    f"column {name!r} holds NaN or infinite values, which dtype={self.dtype} "
-                    f"cannot represent. Put a SimpleImputer before Concatenator, or use a "
-                    f"floating-point type."
-                )
+            if self.dtype is not None:
+                _check_range(name, part, self.dtype)
             parts.append(part)
         made = np.concatenate(parts, axis=1, dtype=self.dtype, casting="unsafe")
         return {self.output_column_name: made}
 
-    @property
-    def _is_of_integers(self) -> bool:
-        return self.dtype is not None and self.dtype.kind in "iu"
+
+def _check_range(name: str, part: Array, dtype: np.dtype[Any]) -> None:
+    if dtype.kind in "biu" and part.dtype.kind == "f" and not np.isfinite(part).all():
+        raise ConfigError(
+            f"column {name!r} holds NaN or infinite values, which dtype={dtype} cannot represent. "
+            f"Put a SimpleImputer before Concatenator, or use a floating-point type."
+        )
+    finite = part[np.isfinite(part)]
+    if not finite.size or dtype.kind not in "iuf" or np.can_cast(part.dtype, dtype):
+        return
+    limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    # Python compares integers and floats exactly.
+    number = int if dtype.kind in "iu" else float
+    least, most = number(limits.min), number(limits.max)
+    for value in (finite.min().item(), finite.max().item()):
+        if not least <= number(value) <= most:
+            raise ConfigError(
+                f"column {name!r} holds {value}, which dtype={dtype} cannot represent: it reaches "
+                f"from {least} to {most}. Use a larger type."
+            )
