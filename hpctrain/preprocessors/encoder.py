@@ -282,9 +282,11 @@ class _LabelDecoder(ColumnPreprocessor):
                 f"label. There are {len(self.labels)} labels, numbered from 0: give the output of "
                 f"the LabelEncoder."
             )
-        # NumPy would convert labels of different types to texts.
-        is_mixed = len({type(label) for label in self.labels}) > 1
-        labels = as_cells(self.labels) if is_mixed else np.array(self.labels)
+        # NumPy would convert labels of different types to texts, and ends a text at its last
+        # character that is not NUL.
+        kinds = {type(label) for label in self.labels}
+        are_objects = len(kinds) > 1 or not kinds.isdisjoint((str, bytes))
+        labels = as_cells(self.labels) if are_objects else np.array(self.labels)
         return {name: labels[numbers.astype(np.int64)]}
 
 
@@ -322,6 +324,18 @@ class Categorizer(_Encoder):
                     f"dtypes[{column!r}] is {shown(given)}, which is neither a list of categories "
                     f"nor a pandas.CategoricalDtype. Give one, as in {_CATEGORIES}."
                 )
+            categories = getattr(given, "categories", given)
+            if categories is None:
+                raise ConfigError(
+                    f"dtypes[{column!r}] is {shown(given)}, which has no categories. Name them, "
+                    f"or leave the column out: they are learned."
+                )
+            distinct = {hashable(value) for value in categories}
+            if len(distinct) < len(categories):
+                raise ConfigError(
+                    f"dtypes[{column!r}] is {shown(given)}, which names a category twice. Name "
+                    f"each once."
+                )
         if unknown := [name for name in self.dtypes if name not in columns]:
             raise ConfigError(
                 f"dtypes names {unknown}, which is not in columns={list(columns)}. Add it to "
@@ -353,7 +367,7 @@ class Categorizer(_Encoder):
             return self._stats[f"categories({column})"], False
         if hasattr(given, "categories"):
             return [hashable(value) for value in given.categories.tolist()], bool(given.ordered)
-        return list(given), False
+        return [hashable(value) for value in given], False
 
 
 def as_cells(values: Sequence[Any]) -> Array:

@@ -204,3 +204,33 @@ def test_in_arrow_categories_are_a_dictionary_and_in_numpy_the_values():
 def test_from_no_rows_nothing_is_learned(fit_on_ranks, make):
     with pytest.raises(ConfigError, match="column 'c' holds no value in any row of any rank"):
         fit_on_ranks(make, {"c": COLORS[:0]})
+
+
+def test_given_categories_may_be_dates_and_lists() -> None:
+    times = pandas.to_datetime(["2020-01-01", "2021-01-01"])
+    for given in (list(times), [one.to_pydatetime() for one in times], list(times.values)):
+        categorizer = Categorizer(["c"], {"c": given}).fit({"c": ["unused"]})
+        made = categorizer.transform(pandas.DataFrame({"c": times}))
+        assert made["c"].tolist() == list(times)
+    categorizer = Categorizer(["c"], {"c": [["a"], ["b", "c"]]}).fit({"c": ["unused"]})
+    made = categorizer.transform_batch({"c": cells(["b", "c"], ["d"])})
+    assert made["c"].tolist() == [("b", "c"), None]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a", "b", "a"], "names a category twice"),
+        (pandas.CategoricalDtype(), "has no categories"),
+    ],
+)
+def test_no_categories_and_repeated_ones_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Categorizer(["c"], {"c": given})
+
+
+def test_a_label_may_end_with_nul() -> None:
+    for labels in (cells("x\0", "x"), cells(b"x\0", b"x")):
+        encoder = LabelEncoder("y").fit({"y": labels})
+        decoded = encoder.inverse_transform(encoder.transform_batch({"y": labels}))
+        assert decoded["y"].tolist() == labels.tolist()
