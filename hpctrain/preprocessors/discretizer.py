@@ -113,7 +113,7 @@ class CustomKBinsDiscretizer(_Discretizer):
         Edges of the bins, in ascending order; the same for all columns, or by column. Or a
         ``pandas.IntervalIndex`` without gaps.
     right
-        Whether a number on an edge belongs to the bin below it.
+        Whether a number on an edge belongs to the bin below it; if `bins` are intervals, they say.
     include_lowest
         Whether a number on the lowest edge is in the first bin; only with `right`.
     duplicates
@@ -147,6 +147,7 @@ class CustomKBinsDiscretizer(_Discretizer):
             output_columns=output_columns,
         )
         by_column = bins if isinstance(bins, Mapping) else dict.fromkeys(self.columns, bins)
+        self.right = _closed_right(by_column, self.right)
         self.bins = {
             column: self._checked(column, _edges_of(by_column[column])) for column in self.columns
         }
@@ -286,6 +287,22 @@ def check_categories(dtypes: Mapping[str, Any], num_bins: Mapping[str, int]) -> 
                 f"dtypes[{column!r}]={dtype!r} cannot hold the numbers of {num_bins[column]} bins. "
                 f"Give a larger integer type, or a CategoricalDtype."
             )
+
+
+def _closed_right(bins: Mapping[str, Any], right: bool) -> bool:
+    """Return whether all bins are closed on the right, as intervals say that are given."""
+    closed = {str(given.closed) for given in bins.values() if hasattr(given, "closed")}
+    if not closed:
+        return right
+    has_lists = any(not hasattr(given, "closed") for given in bins.values())
+    said = closed == {"right"}
+    if len(closed) > 1 or closed & {"both", "neither"} or (said != right and (said or has_lists)):
+        raise ConfigError(
+            f"bins are intervals closed={', '.join(sorted(closed))}, and right={right}. Give "
+            f"intervals that are all closed on the left or all on the right, and right= for other "
+            f"bins beside them."
+        )
+    return said
 
 
 def _edges_of(bins: Any) -> Iterable[float]:
