@@ -40,8 +40,16 @@ class Normalizer(_PerColumn):
 
     def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         parts = [finite_numbers(name, columns[name]) for name in self.columns]
-        norms = self._norms(np.concatenate(parts, axis=1, dtype=np.float64))
+        rows = np.concatenate(parts, axis=1, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            norms = self._norms(rows)
         norms[norms == 0] = 1.0
+        # A norm beyond float64 is one of the row divided by its largest value.
+        if (is_large := np.isinf(norms)).any():
+            largest = np.ones(len(rows))
+            largest[is_large] = self._largest(rows[is_large])
+            parts = [part / largest[:, None] for part in parts]
+            norms[is_large] = self._norms(rows[is_large] / largest[is_large, None])
         outputs = {}
         for (name, output), part in zip(self._names(), parts, strict=True):
             values = columns[name]
@@ -60,5 +68,9 @@ class Normalizer(_PerColumn):
                 if 0 < largest < np.inf:
                     norms[row] = largest * np.sqrt(np.square(rows[row] / largest).sum())
         else:
-            norms = np.abs(rows).max(axis=1, initial=0.0)
+            norms = self._largest(rows)
         return norms
+
+    def _largest(self, rows: Array) -> Array:
+        largest: Array = np.abs(rows).max(axis=1, initial=0.0)
+        return largest
