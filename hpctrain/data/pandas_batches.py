@@ -56,7 +56,14 @@ def column_of_series(series: Any) -> np.ndarray:
     if not isinstance(series.dtype, np.dtype):
         return _from_extension(series)
     array: np.ndarray = types.as_in_batches(series.to_numpy())
-    if array.dtype != object or len(array) == 0 or not _holds_arrays(array[0]):
+    if array.dtype != object or len(array) == 0:
+        return array
+    # pandas' NA is neither equal to itself nor unlike itself.
+    nothing = require("pandas", to="for batches in pandas format").NA
+    if any(value is nothing for value in array):
+        array = array.copy()
+        array[[value is nothing for value in array]] = None
+    if not _holds_arrays(array[0]):
         return array
     try:
         return _stack(array.tolist())

@@ -142,11 +142,16 @@ def replace_columns(batch: Any, columns: Mapping[str, Any], *, dropped: Sequence
     if form == "pandas":
         # Assigned one by one, each column would create its own block in pandas, and then a warning.
         kept = batch.drop(columns=gone)
-        made = {name: _to_series(column, kept.index) for name, column in columns.items()}
-        return kept.assign(**made)
+        made = {name: _to_series(name, column, kept.index) for name, column in columns.items()}
+        # A keyword cannot be called as the object itself.
+        own = {name: made.pop(name) for name in ("self",) if name in made}
+        frame = kept.assign(**made)
+        for name, series in own.items():
+            frame[name] = series
+        return frame
     table = batch.drop_columns(gone)
     for name, column in columns.items():
-        array = _to_arrow(column)
+        array = _to_arrow(name, column)
         if name in table.column_names:
             table = table.set_column(table.column_names.index(name), name, array)
         else:
@@ -248,18 +253,18 @@ def _from_series(frame: Any, name: str) -> Array:
     return values
 
 
-def _to_series(column: Any, index: Any) -> Any:
+def _to_series(name: str, column: Any, index: Any) -> Any:
     import pandas
 
     if isinstance(column, Categories):
         return pandas.Series(column.to_pandas(), index=index)
-    return pandas_batches.to_pandas({"column": np.asarray(column)})["column"].set_axis(index)
+    return pandas_batches.to_pandas({name: np.asarray(column)})[name].set_axis(index)
 
 
-def _to_arrow(column: Any) -> Any:
+def _to_arrow(name: str, column: Any) -> Any:
     if isinstance(column, Categories):
         return column.to_arrow()
-    return arrow_batches.to_arrow({"column": np.asarray(column)}).column("column")
+    return arrow_batches.to_arrow({name: np.asarray(column)}).column(name)
 
 
 def slices_of(batch: Any, num_rows_each: int | None) -> list[Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from hpctrain.checks import check_choice, shown
+from hpctrain.data.types import EXACT
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
 from hpctrain.preprocessors.categories import is_missing, most_frequent
@@ -117,9 +119,18 @@ def _as_numbers(values: Array) -> Array:
     if kinds and all(issubclass(kind, (int, np.integer)) for kind in kinds - {bool}):
         made = np.array(values.tolist())
         return made if made.dtype.kind in "iu" else values
-    if kinds and all(issubclass(kind, (int, float, np.integer, np.floating)) for kind in kinds):
+    reals = (int, float, np.integer, np.floating, Decimal)
+    are_reals = kinds and all(issubclass(kind, reals) for kind in kinds)
+    if are_reals and all(map(_is_float, values.flat)):
         return values.astype(np.float64)
     return values
+
+
+def _is_float(value: Any) -> bool:
+    """Return whether float64 holds a number; a fraction may be rounded, an integer may not."""
+    if not isinstance(value, (int, np.integer)) or abs(value) <= EXACT:
+        return True
+    return abs(value) < 2**1023 and int(float(value)) == value
 
 
 def _in_type(column: str, dtype: np.dtype[Any], fill: Any) -> Array:

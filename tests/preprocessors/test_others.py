@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import decimal
 import math
 import traceback
 from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 import scipy.stats
 import sklearn.feature_extraction.text
@@ -144,7 +146,7 @@ def test_bins_are_those_of_pandas(right, include_lowest, random):
     binned = CustomKBinsDiscretizer(["x"], edges, **options).transform_batch({"x": values})["x"]
     assert_array_equal(binned, expected)
     if not include_lowest:
-        intervals = pandas.IntervalIndex.from_breaks(edges)
+        intervals = pandas.IntervalIndex.from_breaks(edges, closed="right" if right else "left")
         binned = CustomKBinsDiscretizer(["x"], intervals, **options).transform_batch({"x": values})
         assert_array_equal(binned["x"], expected)
 
@@ -342,3 +344,82 @@ def test_an_error_of_an_image_function_comes_through_with_the_line_that_raised_i
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__
     assert "image.float() + None" in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([300], np.int8),
+        ([-1], np.uint8),
+        ([1e20], np.int64),
+        ([2.0**63], np.int64),
+        ([1e6], np.float16),
+        ([np.nan], bool),
+    ],
+)
+def test_vectors_of_a_type_that_cannot_represent_a_number_are_refused(
+    values: list[float], dtype: Any
+) -> None:
+    with pytest.raises(ConfigError, match=r"column 'b' holds .*cannot represent"):
+        Concatenator(["a", "b"], dtype=dtype).transform_batch(
+            {"a": np.zeros(1), "b": np.array(values)}
+        )
+
+
+def test_vectors_of_a_type_that_can_represent_all_numbers_are_made() -> None:
+    batch = {"a": np.array([127, -128]), "b": np.array([127.9, -0.5])}
+    made = Concatenator(["a", "b"], dtype=np.int8).transform_batch(batch)["concat_out"]
+    assert made.tolist() == [[127, 127], [-128, 0]]
+    infinite = {"a": np.array([np.inf, np.nan, 65504])}
+    made = Concatenator(["a"], dtype=np.float16).transform_batch(infinite)["concat_out"]
+    assert_array_equal(made[:, 0], infinite["a"])
+
+
+def test_intervals_say_on_which_side_they_are_closed() -> None:
+    values = pandas.Series([0.0, 1.0, 2.0])
+    for closed in ("left", "right"):
+        bins = pandas.IntervalIndex.from_breaks([0, 1, 2], closed=closed)
+        made = CustomKBinsDiscretizer(["x"], bins).transform(pandas.DataFrame({"x": values}))
+        expected = pandas.cut(values, bins).cat.codes.replace(-1, np.nan)
+        assert_array_equal(made["x"], expected)
+
+
+@pytest.mark.parametrize("closed", ["both", "neither", "right"])
+def test_intervals_that_contradict_are_refused(closed: Any) -> None:
+    bins = pandas.IntervalIndex.from_breaks([0, 1, 2], closed=closed)
+    with pytest.raises(ConfigError, match=f"intervals closed={closed}, and right=False"):
+        CustomKBinsDiscretizer(["x"], bins, right=False)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "max"])
+def test_a_row_whose_norm_is_beyond_float64_is_normalized(norm: str) -> None:
+    rows = np.array([[1.7e308, 1.7e308], [3.0, 4.0]])
+    made = Normalizer(["a", "b"], norm).transform_batch({"a": rows[:, 0], "b": rows[:, 1]})
+    expected = sklearn.preprocessing.normalize(np.array([[1.0, 1.0], [3.0, 4.0]]), norm)
+    assert_allclose(np.stack([made["a"], made["b"]], axis=1), expected)
+
+
+def test_missing_values_of_pandas_in_a_column_of_objects_are_replaced() -> None:
+    frame = pandas.DataFrame({"x": pandas.Series(["a", pandas.NA, "a"], dtype=object)})
+    assert SimpleImputer(["x"], "most_frequent").fit_transform(frame)["x"].tolist() == ["a"] * 3
+    batch = {"x": np.array(["a", pandas.NA], dtype=object)}
+    made = SimpleImputer(["x"], "constant", "z").transform_batch(batch)
+    assert made["x"].tolist() == ["a", "z"]
+
+
+def test_a_large_integer_stays_exact_beside_a_replacement_with_a_fraction() -> None:
+    batch = {"x": np.array([2**53 + 1, None], dtype=object)}
+    made = SimpleImputer(["x"], "constant", 0.5).transform_batch(batch)
+    assert made["x"].tolist() == [2**53 + 1, 0.5]
+
+
+def test_missing_decimals_are_replaced() -> None:
+    table = pyarrow.table({"x": [decimal.Decimal(1), None, decimal.Decimal(3)]})
+    made = SimpleImputer(["x"]).fit_transform(table)
+    assert made["x"].to_pylist() == [1.0, 2.0, 3.0]
+
+
+def test_a_column_of_a_data_frame_may_be_called_self() -> None:
+    frame = pandas.DataFrame({"self": [1.0, 3.0], "x": [1.0, 3.0]})
+    made = StandardScaler(["self", "x"]).fit_transform(frame)
+    assert made.to_dict("list") == {"self": [-1.0, 1.0], "x": [-1.0, 1.0]}
