@@ -101,7 +101,7 @@ class JsonLoggerCallback(_FileLogger):
         *lines, _ = path.read_text().split("\n") if path.exists() else [""]
         numbered = {_number_of(line): line for line in lines}
         kept = {n: line for n, line in numbered.items() if n < max(run_context.report, 1)}
-        for report in missing_reports(run_context, kept):
+        for report in missing_reports(run_context, {int(number) for number in kept}):
             stamp = _stamp(report["report"], report["time"])
             kept[report["report"]] = json.dumps({**report["metrics"], **stamp})
         self._reopen(path, "".join(f"{kept[number]}\n" for number in sorted(kept)))
