@@ -152,9 +152,6 @@ def as_frame(dataset: Any, name: str) -> pandas.DataFrame:
     ConfigError
         If it has no named columns.
     """
-    import pandas
-
-    from hpctrain.gbdt.features import columns_of, width_of
     from hpctrain.predict.feature_columns import flatten_frame
 
     if hasattr(dataset, "iloc"):
@@ -164,12 +161,4 @@ def as_frame(dataset: Any, name: str) -> pandas.DataFrame:
             f"dataset {name!r} is a {type(dataset).__name__}, which has no named columns. Give a "
             f"pandas data frame, or a hpctrain.data.Dataset."
         )
-    columns: dict[str, Any] = {}
-    for column, values in columns_of(dataset.materialize().to_numpy()).items():
-        width = width_of(values)
-        if width is None:
-            columns[column] = values
-            continue
-        flat = values.reshape(len(values), width)
-        columns.update({f"{column}_{part}": flat[:, part] for part in range(width)})
-    return pandas.DataFrame(columns)
+    return flatten_frame(dataset.materialize().to_pandas())

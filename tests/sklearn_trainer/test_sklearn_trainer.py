@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 pytest.importorskip("sklearn")
@@ -30,7 +31,9 @@ from hpctrain import (
     ScalingConfig,
     WorkerError,
 )
+from hpctrain.data import from_pandas
 from hpctrain.sklearn import SklearnCheckpoint, SklearnTrainer
+from hpctrain.sklearn.fitting import as_frame
 from tests.imports import forks_of_one_import
 
 _forks = forks_of_one_import("sklearn.linear_model")
@@ -242,3 +245,18 @@ def test_a_restart_before_the_report_fits_though_the_run_began_with_a_foreign_ch
     assert result.metrics["valid"]["test_score"] > 0.8
     assert result.checkpoint is not None
     assert result.checkpoint.path.is_relative_to(tmp_path / "run")
+
+
+def test_a_dataset_keeps_its_categories_and_has_a_column_for_each_component() -> None:
+    frame = pandas.DataFrame(
+        {
+            "c": pandas.Categorical(["a", "b", "a"], categories=["b", "a", "z"]),
+            "v": [np.array([1.0, 2.0])] * 3,
+            "n": pandas.array([1, 2, None], dtype="Int64"),
+        }
+    )
+    found = as_frame(from_pandas(frame), "train")
+    assert found["c"].dtype == frame["c"].dtype
+    assert list(found.columns) == ["c", "v_0", "v_1", "n"]
+    assert found["v_1"].tolist() == [2.0, 2.0, 2.0]
+    assert found["n"].dtype == np.float64
