@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from hpctrain.data import types
 from hpctrain.data.batch import num_rows
 from hpctrain.errors import ConfigError
 from hpctrain.predict.batches import name_outputs
 from hpctrain.predict.predictor import Predictor
+from hpctrain.preprocessors.categories import is_missing
 
 
 class ServedModel:
@@ -143,10 +146,27 @@ def as_array(name: str, values: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(values)
         if array.dtype.kind in "OU" and not any(isinstance(v, str) for v in array.reshape(-1)):
-            array = array.astype(float)
+            kinds = {type(value) for value in array.reshape(-1)}
+            # Large integers, of which some are missing, stay objects, as in a batch.
+            has_gaps = kinds == {int, type(None)} and array.ndim == 1
+            array = types.with_missing(array) if has_gaps else array.astype(float)
+        if array.dtype.kind == "f":
+            _refuse_rounded(name, values, array)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"column {name!r} has rows of unlike shapes: {error}.") from error
     return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def _refuse_rounded(name: str, values: list[Any], array: np.ndarray[Any, Any]) -> None:
+    """Refuse integers that are not those of a JSON value any more, as one is a fraction."""
+    for row, cells in enumerate(array) if (np.abs(array) >= types.EXACT).any() else ():
+        given = np.asarray(values[row], dtype=object).reshape(-1)
+        for value, number in zip(given, np.reshape(cells, -1), strict=True):
+            if isinstance(value, int) and int(number) != value:
+                raise ConfigError(
+                    f"row {row}, column {name!r}: {value} would be rounded to {number}, as float64 "
+                    f"is the type of the column. Send only integers in it, below 2**63."
+                )
 
 
 def _odd_value(columns: Mapping[str, Any]) -> str | None:
@@ -160,9 +180,38 @@ def _odd_value(columns: Mapping[str, Any]) -> str | None:
 
 
 def as_json(values: np.ndarray[Any, Any]) -> Any:
-    """Return an array as JSON values; what is no number is null. Not collective."""
+    """Return an array as JSON values; what is no number is null. Not collective.
+
+    A time is a text in ISO 8601, as is what is neither a number, a text nor a list of them.
+    """
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         finite = np.isfinite(values)
         values = values.astype(object)
         values[~finite] = None
-    return values.tolist()
+        return values.tolist()
+    if values.dtype.kind == "M":
+        values = np.where(np.isnat(values), None, np.datetime_as_string(values).astype(object))
+    return values.tolist() if values.dtype.kind in "biuf" else _cell_as_json(values.tolist())
+
+
+def _cell_as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return as_json(value)
+    if isinstance(value, np.generic):
+        return as_json(value.reshape(1))[0]
+    if isinstance(value, str):
+        # A lone surrogate has no UTF-8.
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, list | tuple):
+        return [_cell_as_json(part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(_cell_as_json(key)): _cell_as_json(part) for key, part in value.items()}
+    if isinstance(value, int):
+        return value
+    if is_missing(value):
+        return None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

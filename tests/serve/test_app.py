@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 
 import numpy as np
@@ -140,3 +141,64 @@ def test_what_loading_raises_is_told():
     model.start()
     with pytest.raises(ConfigError, match="no model here"):
         model.wait(10)
+
+
+class Echo(Predictor):
+    """Gives what the test wants."""
+
+    output: object = None
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, **kwargs):
+        return cls()
+
+    def _predict_numpy(self, data):
+        return data if self.output is None else {"p": self.output}
+
+
+def echo(output=None) -> TestClient:
+    def load() -> Echo:
+        predictor = Echo()
+        predictor.output = output
+        return predictor
+
+    return client(load)
+
+
+def test_large_integers_reach_the_model_as_they_are():
+    for values in ([2**53 + 1, None], [2**63 - 1, 2**53 + 1], [-(2**53) - 1]):
+        answer = echo().post("/predict", json={"columns": {"x": values}})
+        assert answer.json() == {"columns": {"x": values}}
+    answer = echo().post("/predict", json={"columns": {"x": [1, None, True]}})
+    assert answer.json() == {"columns": {"x": [1.0, None, 1.0]}}
+
+
+@pytest.mark.parametrize("values", [[2**53 + 1, 0.5], [2**64 + 1, 0]])
+def test_an_integer_that_would_be_rounded_is_refused(values):
+    answer = echo().post("/predict", json={"columns": {"x": values}})
+    assert answer.status_code == 422
+    assert f"row 0, column 'x': {values[0]}" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        (np.array([1.0, np.nan]), [1.0, None]),
+        (np.float32(1), 1.0),
+        (float("nan"), None),
+        ({"a": (np.int64(1), b"\xff")}, {"a": [1, "\N{REPLACEMENT CHARACTER}"]}),
+        ("\ud800", "?"),
+        (datetime.date(2020, 1, 2), "2020-01-02"),
+    ],
+)
+def test_cells_of_objects_are_answered_as_json(cell, expected):
+    output = np.empty(1, dtype=object)
+    output[0] = cell
+    answer = echo(output).post("/predict", json={"columns": {"x": [1]}})
+    assert answer.json() == {"columns": {"p": [expected]}}
+
+
+def test_times_are_answered_as_texts():
+    output = np.array(["2020-01-02T03:04:05", "NaT"], "M8[s]")
+    answer = echo(output).post("/predict", json={"columns": {"x": [1, 2]}})
+    assert answer.json() == {"columns": {"p": ["2020-01-02T03:04:05", None]}}
