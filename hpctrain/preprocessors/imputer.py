@@ -128,9 +128,10 @@ def _as_numbers(values: Array) -> Array:
 
 def _is_float(value: Any) -> bool:
     """Return whether float64 holds a number; a fraction may be rounded, an integer may not."""
-    if not isinstance(value, (int, np.integer)) or abs(value) <= EXACT:
+    if not isinstance(value, (int, np.integer)):
         return True
-    return abs(value) < 2**1023 and int(float(value)) == value
+    exact = int(value)
+    return abs(exact) <= EXACT or (abs(exact) < 2**1023 and int(float(exact)) == exact)
 
 
 def _in_type(column: str, dtype: np.dtype[Any], fill: Any) -> Array:
