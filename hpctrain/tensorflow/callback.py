@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import hpctrain
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
@@ -163,7 +165,13 @@ class ReportCheckpointCallback(_keras_callback()):  # type: ignore[misc]  # know
                 f"ReportCheckpointCallback(metrics=...) names {', '.join(map(repr, missing))}, and "
                 f"Keras gives {', '.join(map(repr, logs)) or 'nothing'} here."
             )
-        return {new: float(logs[name]) for new, name in names.items()}
+        return {new: _as_metric(logs[name]) for new, name in names.items()}
+
+
+def _as_metric(value: Any) -> Any:
+    """Return a value of Keras' logs as a number, or a list of them if it has several."""
+    array = np.asarray(value)
+    return float(array.item()) if array.size == 1 else array.tolist()
 
 
 def _events(given: str | Sequence[str], name: str) -> set[str]:

@@ -81,6 +81,16 @@ def test_a_loop_of_ones_own_may_leave_the_logs_out(tmp_path: Path) -> None:
     assert len(result.metrics_history) == 1
 
 
+def test_a_metric_with_a_value_for_each_class_is_reported_as_a_list(tmp_path: Path) -> None:
+    def train() -> None:
+        report = ReportCheckpointCallback(checkpoint_on="train_end")
+        report.on_epoch_begin(0)
+        report.on_epoch_end(0, {"loss": np.array([2.0]), "f1": np.array([0.5, 0.25])})
+
+    result = runs.fit(train, tmp_path, num_workers=0, trainer=TensorflowTrainer)
+    assert result.metrics_history == [{"loss": 2.0, "f1": [0.5, 0.25]}]
+
+
 def fit_with_validation(storage: Path, *, score: str, freq: int, **arguments: Any) -> Result:
     def train() -> None:
         model = tf_keras.Sequential([tf_keras.layers.Input((2,)), tf_keras.layers.Dense(1)])
