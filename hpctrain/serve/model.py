@@ -190,7 +190,9 @@ def as_json(values: np.ndarray[Any, Any]) -> Any:
         values[~finite] = None
         return values.tolist()
     if values.dtype.kind == "M":
-        values = np.where(np.isnat(values), None, np.datetime_as_string(values).astype(object))
+        texts = np.datetime_as_string(values).astype(object)
+        texts[np.isnat(values)] = None
+        return texts.tolist()
     return values.tolist() if values.dtype.kind in "biuf" else _cell_as_json(values.tolist())
 
 
