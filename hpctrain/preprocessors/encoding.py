@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import math
 from collections.abc import Container, Mapping
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -16,6 +19,9 @@ from hpctrain.plan import spec
 from hpctrain.preprocessors.batches import Array
 from hpctrain.preprocessors.preprocessor import Preprocessor
 from hpctrain.writers import Foreign
+
+_FROM_TEXT: dict[str, Any] = {"$decimal": Decimal, "$uuid": UUID, "$clock": datetime.time}
+"""Types that are stored as the text of their value, by their key."""
 
 
 def digest(array: Array) -> str:
@@ -71,6 +77,10 @@ class Encoder:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, np.datetime64 | np.timedelta64):
             return {"$time": [value.dtype.str, int(value.astype(np.int64))]}
+        for kind, read in _FROM_TEXT.items():
+            # Exactly, as a subclass may have more.
+            if type(value) is read and getattr(value, "tzinfo", None) is None:
+                return {kind: str(value)}
         if isinstance(value, np.ndarray) and value.dtype != object:
             return {"$array": self._keep(value)}
         if isinstance(value, np.dtype) or _is_number_type(value):
@@ -164,6 +174,10 @@ class Decoder:
             return base64.b64decode(part)
         if kind == "$time":
             return np.array([part[1]], np.int64).view(part[0])[0]
+        if kind == "$clock":
+            return datetime.time.fromisoformat(part)
+        if kind in _FROM_TEXT:
+            return _FROM_TEXT[kind](part)
         if kind == "$array":
             return self._array(part)
         if kind == "$dtype":

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import base64
+import datetime
+import decimal
 import io
 import json
 import pickle
 import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,3 +280,19 @@ def test_what_was_hashed_in_another_way_is_refused(tmp_path, hasher):
     path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"with version 1 of .*Hash.* train again"):
         load(tmp_path)
+
+
+def test_decimals_clock_times_and_uuids_are_stored_without_a_pickle() -> None:
+    values = [
+        decimal.Decimal("0.10"),
+        datetime.time(12, 30, 0, 5),
+        uuid.UUID("12345678123456781234567812345678"),
+    ]
+    for value in values:
+        batch = {"c": np.array([value, value], dtype=object)}
+        fitted = OrdinalEncoder(["c"]).fit(batch)
+        text = fitted.serialize()
+        assert "$pickle" not in text
+        again = Preprocessor.deserialize(text)
+        assert again.stats_ == fitted.stats_
+        assert again.transform_batch(batch)["c"].tolist() == [0.0, 0.0]
