@@ -35,6 +35,7 @@ def submit_script(
     from hpctrain.cli.options import naming_flags
     from hpctrain.config import ScalingConfig
     from hpctrain.errors import ConfigError
+    from hpctrain.launch.request import with_sbatch_variables
     from hpctrain.plan.site import load_site
     from hpctrain.plan.template import render_template
     from hpctrain.slurm.probe import place_on_partition
@@ -56,7 +57,7 @@ def submit_script(
         slurm=SlurmConfig(**slurm),
     )
     with naming_flags():
-        site = load_site(scaling.slurm.site)
+        site = with_sbatch_variables(load_site(scaling.slurm.site))
         _, node = place_on_partition(scaling, site, needs_answer=not dry_run)
         text = render_template(
             "train.sbatch",

@@ -200,7 +200,7 @@ def make_plan(
     gpu_srun_args: tuple[str, ...] = ()
     if launcher == "slurm":
         refuse_patterns(request.paths)
-        site = _with_sbatch_variables(site)
+        site = with_sbatch_variables(site)
         scaling = _with_time(scaling, site)
         job_name = job_name or request.run_config.name
         assert job_name is not None
@@ -309,8 +309,11 @@ def _import_what_submits() -> None:
         from hpctrain.slurm import executor  # noqa: F401
 
 
-def _with_sbatch_variables(site: Site) -> Site:
-    """Return a site profile with what the environment asks of sbatch, which wins over it."""
+def with_sbatch_variables(site: Site) -> Site:
+    """Return a site profile with what the environment asks of sbatch, which wins over it.
+
+    Not collective.
+    """
     options, refused = read_sbatch_variables(environ.environment())
     for sentence in refused:
         log(f"warning: {sentence}.")

@@ -14,6 +14,7 @@ from typing import TypeVar
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
 from hpctrain.own_time import ANY_GAP_S, Deadline
+from hpctrain.plan.sbatch_options import hidden_variables
 
 T = TypeVar("T")
 _RETRY_INTERVAL_S = 2.0
@@ -243,6 +244,18 @@ def find_submit_limit(printed: str) -> str | None:
     if found is None:
         return None
     return found[0] if found[1] else "MaxJobCount"
+
+
+def sbatch_argv() -> list[str]:
+    """Return the beginning of a command that submits a script as it is written. Not collective.
+
+    Variables that sbatch reads as options would win over the script, and those of a job or a rank
+    that this process is in would reach the new job.
+    """
+    environment = environ.environment()
+    of_launcher = environment.keys() - environ.without_launcher_variables(environment).keys()
+    hidden = [*hidden_variables(environment), *sorted(of_launcher)]
+    return ["env", *(f"--unset={name}" for name in hidden), "sbatch"]
 
 
 def find_submitted_job(printed: str, *, parsable: bool = False) -> str | None:

@@ -12,7 +12,13 @@ from tempfile import TemporaryDirectory
 from hpctrain.config import ScalingConfig
 from hpctrain.errors import LaunchError
 from hpctrain.log import log
-from hpctrain.slurm.client import explain_unknown_job, find_submitted_job, is_passing, run_slurm
+from hpctrain.slurm.client import (
+    explain_unknown_job,
+    find_submitted_job,
+    is_passing,
+    run_slurm,
+    sbatch_argv,
+)
 from hpctrain.slurm.probe import explain_refusal
 
 
@@ -25,7 +31,7 @@ def submit_text(text: str, scaling: ScalingConfig) -> str:
         If Slurm refuses it.
     """
     with _stored(text) as path:
-        answer = run_slurm(["sbatch", "--parsable", str(path)])
+        answer = run_slurm([*sbatch_argv(), "--parsable", str(path)])
     _check(answer.returncode, answer.stderr, scaling)
     job_id = find_submitted_job(answer.stdout, parsable=True)
     if job_id is None:
@@ -44,7 +50,7 @@ def submit_and_wait(text: str, scaling: ScalingConfig) -> int:
         If Slurm refuses it.
     """
     with _stored(text) as path:
-        argv = ["sbatch", "--parsable", "--wait", str(path)]
+        argv = [*sbatch_argv(), "--parsable", "--wait", str(path)]
         with subprocess.Popen(
             argv,
             stdout=subprocess.PIPE,

@@ -15,7 +15,6 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.process_argv import supervisor_argv
 from hpctrain.plan.sbatch import escape_directives, option_words
-from hpctrain.plan.sbatch_options import hidden_variables
 from hpctrain.plan.visibility import process_checks, run_directory_check
 from hpctrain.rundir import files
 from hpctrain.rundir.files import make_directory, write_atomic
@@ -28,6 +27,7 @@ from hpctrain.slurm.client import (
     is_passing,
     retry,
     run_slurm,
+    sbatch_argv,
 )
 from hpctrain.slurm.probe import explain_refusal
 
@@ -191,17 +191,10 @@ def submit_stored(
     LaunchError
         If Slurm refuses, or does not answer.
     """
-    environment = environ.environment()
-    # Of a job or a rank that this process is in.
-    of_launcher = environment.keys() - environ.without_launcher_variables(environment).keys()
-    hidden = [*hidden_variables(environment), *sorted(of_launcher)]
     command = [
         # It ends what a wrapper around sbatch has started, too.
         *([] if timeout_s is None else ["timeout", "--kill-after=1", f"{timeout_s:g}"]),
-        # They would win over the script.
-        "env",
-        *(f"--unset={name}" for name in hidden),
-        "sbatch",
+        *sbatch_argv(),
         *option_words(directives or {}),
         str(script),
     ]

@@ -203,6 +203,20 @@ def test_a_script_that_is_the_job_runs_each_of_its_fits_there(login: Any) -> Non
     assert login(*options, "-C", "nosuch", "several.py", "1").returncode == 3
 
 
+def test_flags_of_a_script_that_is_the_job_win_over_variables_of_sbatch(
+    login: Any, virtual_slurm: VirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (login.path / "several.py").write_text("import os\nprint(os.environ['SLURM_JOB_PARTITION'])\n")
+    for name, value in (("PARTITION", "high"), ("JOB_NAME", "mine"), ("ARRAY_INX", "0-1")):
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    options = ("submit", "--script", "--workers", "2", "-t", "9", "--wait", "several.py")
+    for flags, partition in ((("--partition", "main"), "main"), ((), "high")):
+        ended = login(*options[:-1], *flags, options[-1])
+        assert ended.returncode == 0, ended.stderr
+        job_id = ended.stdout.split()[-1]
+        assert (login.path / f"slurm-{job_id}.out").read_text() == f"{partition}\n"
+
+
 THREE = """
 import time
 import hpctrain
