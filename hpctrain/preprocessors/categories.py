@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from hpctrain.checks import shown
 from hpctrain.data import types
+from hpctrain.data.arguments import is_integer, mapping
+from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array
 
 _TIMES = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
@@ -155,3 +158,28 @@ def codes_of(values: Array, codes: Mapping[Any, int]) -> Array:
             # Lists, which are not hashable.
             pass
     return np.array([codes.get(value, -1) for value in elements_of(values)], dtype=np.int64)
+
+
+def check_limits(columns: Sequence[str], limits: Mapping[str, int] | None) -> dict[str, int]:
+    """Return limits by column.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If one has no column, or is below 1.
+    """
+    given = {} if limits is None else mapping("max_categories", limits, example="{'x': 10}")
+    for column, limit in given.items():
+        if column not in columns or not _is_count(limit):
+            raise ConfigError(
+                f"max_categories={shown(given)}: {column!r} is not in "
+                f"columns={list(columns)}, or its limit is below 1. Give integers of 1 or more for "
+                f"some of the columns."
+            )
+    return given
+
+
+def _is_count(limit: object) -> bool:
+    return isinstance(limit, int) and is_integer(limit) and limit >= 1

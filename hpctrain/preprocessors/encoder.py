@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import flag, is_integer, items_of, mapping
+from hpctrain.data.arguments import flag, items_of, mapping
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array, Categories, NumpyBatch, Rows, names_of
 from hpctrain.preprocessors.categories import (
+    check_limits,
     codes_of,
     count_elements,
     count_in_lists,
@@ -376,31 +377,6 @@ def as_cells(values: Sequence[Any]) -> Array:
     for row, value in enumerate(values):
         cells[row] = value
     return cells
-
-
-def check_limits(columns: Sequence[str], limits: Mapping[str, int] | None) -> dict[str, int]:
-    """Return limits by column.
-
-    Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If one has no column, or is below 1.
-    """
-    given = {} if limits is None else mapping("max_categories", limits, example="{'x': 10}")
-    for column, limit in given.items():
-        if column not in columns or not _is_count(limit):
-            raise ConfigError(
-                f"max_categories={shown(given)}: {column!r} is not in "
-                f"columns={list(columns)}, or its limit is below 1. Give integers of 1 or more for "
-                f"some of the columns."
-            )
-    return given
-
-
-def _is_count(limit: object) -> bool:
-    return isinstance(limit, int) and is_integer(limit) and limit >= 1
 
 
 def _codes_in(value: Any, codes: Mapping[Any, int]) -> Any:
