@@ -97,11 +97,14 @@ def _open_files_of(paths: Paths, column: str, columns: Sequence[str] | None) -> 
 def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySource:
     opened = _open(path)
     names = [name or column for name in opened.names]
+    if not names:
+        raise ConfigError(f"{path} has no arrays. Write at least one into it.")
     try:
         check_columns(names if columns is None else columns, names)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    chosen = names if columns is None else columns
+    # Of no columns at all, there are still rows.
+    chosen = (names if columns is None else columns) or names[:1]
     arrays = {name: _read(opened, path, name, column) for name in chosen}
     for name, array in arrays.items():
         if array.ndim == 0:
@@ -110,7 +113,7 @@ def _describe(path: str, column: str, columns: Sequence[str] | None) -> NumpySou
                 f"row."
             )
     try:
-        described = Schema.of(arrays)
+        described = Schema.of(arrays).select(columns)
         schema = Schema(
             tuple((n, replace(c, dtype=type_in_batches(c.dtype))) for n, c in described.items())
         )

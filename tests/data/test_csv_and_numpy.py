@@ -275,3 +275,15 @@ def test_lines_that_end_with_a_carriage_return_alone_are_refused(tmp_path: Path)
     (tmp_path / "a.csv").write_bytes(b"x,y\r1,2\r3,4")
     with pytest.raises(ConfigError, match=r"lines end with a carriage return alone.* tr "):
         read_csv(tmp_path / "a.csv")
+
+
+def test_rows_without_columns_are_counted(tmp_path: Path):
+    np.savez(tmp_path / "some.npz", x=np.arange(3), y=np.zeros((3, 2)))
+    found = read_numpy(tmp_path / "some.npz", columns=[])
+    assert (found.count(), found.columns()) == (3, [])
+
+
+def test_an_archive_without_arrays_is_refused(tmp_path: Path):
+    np.savez(tmp_path / "none.npz")
+    with pytest.raises(ConfigError, match=r"none\.npz has no arrays"):
+        read_numpy(tmp_path / "none.npz")
