@@ -145,5 +145,6 @@ def _record_failure(paths: RunPaths, error: Exception) -> None:
         f"{message}\n  at {last.filename}:{last.lineno}"
     )
     record = RunRecord(paths)
-    record.write(status.after(event, error=text, error_type=type(error).__name__))
     record.append("run-ended", state=event.value, error=text)
+    # The last one: who waits for the end of the run finds all of it.
+    record.write(status.after(event, error=text, error_type=type(error).__name__))
