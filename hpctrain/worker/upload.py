@@ -101,9 +101,13 @@ class Upload:
             problem = check_name(self.dir_name, report=report)
             if problem is not None:
                 raise ConfigError(f"report(checkpoint_dir_name={self.dir_name!r}): {problem}.")
-        source, checkpoints = self.source.resolve(), paths.checkpoints.resolve()
         copies_all = self.writer is None and self.upload_fn is None
-        if (copies_all or self.delete_local) and _is_within(checkpoints, source):
+        if copies_all or self.delete_local:
+            self._check_source(paths.checkpoints.resolve())
+
+    def _check_source(self, checkpoints: Path) -> None:
+        source = self.source.resolve()
+        if _is_within(checkpoints, source):
             raise ConfigError(
                 f"report(checkpoint={self.checkpoint!r}): {source} holds committed checkpoints of "
                 f"this run, which are no part of the next one. Report a directory that the "

@@ -203,8 +203,8 @@ def train(config):
     hpctrain.report({"step": 0})
     if hpctrain.get_context().get_world_rank() == 1:
         deadline = time.monotonic() + 60
-        stacks = os.path.join(config["run"], "stacks/1/rank-00000.txt")
-        while not os.path.exists(stacks) and time.monotonic() < deadline:
+        stacks = [f"{config['run']}/stacks/1/rank-0000{rank}.txt" for rank in range(2)]
+        while not all(map(os.path.exists, stacks)) and time.monotonic() < deadline:
             time.sleep(0.05)
     hpctrain.collective.barrier(timeout_s=600)
 
