@@ -85,7 +85,13 @@ def run_script(tmp_path: Path) -> ScriptRunner:
         done = subprocess.run(
             [*command, "train.py"],
             cwd=tmp_path,
-            env={**inherited, "HPCTRAIN_LAUNCHER": "auto", **(environment or {})},
+            # UCX prints which network interfaces have gone, such as those of a virtual cluster.
+            env={
+                **inherited,
+                "HPCTRAIN_LAUNCHER": "auto",
+                "UCX_LOG_LEVEL": "fatal",
+                **(environment or {}),
+            },
             capture_output=True,
             text=True,
             timeout=SECONDS,
