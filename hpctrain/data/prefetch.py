@@ -151,7 +151,7 @@ class _Job(Generic[_T]):
     def __init__(self, task: Callable[[], _T]) -> None:
         self._task = task
         self.clock_is_stopped = False
-        """Whether nobody should mind how long it takes."""
+        """Whether its time limit does not run now."""
         self._result: _T | None = None
         self._error: BaseException | None = None
         self._unfinished = threading.Lock()

@@ -109,12 +109,12 @@ def shared_directory(checkpoints: Path, *, attempt: int, report: int) -> Path:
 
 def make_empty(directory: Path) -> None:
     """Make a staging directory, without what an earlier report left there. Not collective."""
-    import shutil
+    from hpctrain.rundir.removal import remove_tree
 
     try:
         make_below(directory, _make)
     except FileExistsError:
-        shutil.rmtree(directory)
+        remove_tree(directory)
         _make(directory)
 
 

@@ -59,14 +59,16 @@ def submit_and_wait(text: str, scaling: ScalingConfig) -> int:
             errors="backslashreplace",
         ) as process:
             assert process.stdout is not None
-            said = (find_submitted_job(line, parsable=True) for line in process.stdout)
+            job_id, said = None, ""
             # sbatch itself goes on until the end of the job.
-            job_id = next((job_id for job_id in said if job_id is not None), None)
+            while job_id is None and (line := process.stdout.readline()):
+                job_id, said = find_submitted_job(line, parsable=True), said + line
             if job_id is not None:
                 log(f"job {job_id}", to=sys.stdout)
             _, printed = process.communicate()
     if job_id is None:
-        _check(process.returncode or 1, printed, scaling)
+        _check(process.returncode, printed, scaling)
+        raise LaunchError(explain_unknown_job(said))
     return process.returncode
 
 

@@ -315,10 +315,10 @@ def checkpoint_dir() -> Iterator[str]:
             yield str(directory)
         except BaseException:
             if session.reports == reports:
-                import shutil
+                from hpctrain.rundir.removal import remove_tree
 
                 # A function that continues after a full disk needs the room.
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_tree(directory)
             raise
 
 

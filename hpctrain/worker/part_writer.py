@@ -87,26 +87,27 @@ class PartWriter:
 
         What it returned before is deleted, unless an upload has taken it.
         """
-        import shutil
-
+        from hpctrain.rundir.removal import remove_tree
         from hpctrain.rundir.staging import make_empty
 
         directory = self._scratch_directory(report) or self._staging_directory(report)
         while self._given:
             # The new checkpoint needs the room. Other ranks may be in the directory above.
-            shutil.rmtree(self._given.pop(), ignore_errors=True)
+            remove_tree(self._given.pop())
         make_empty(directory)
         self._given.append(directory)
         return directory
 
     def take(self, upload: Upload) -> Upload:
         """Return an upload as it is done, which has what `staging` returned for itself now."""
-        source = upload.source.resolve()
-
-        def holds_or_is_in(directory: Path) -> bool:
-            return directory in (source, *source.parents) or source in directory.parents
-
-        self._given = [one for one in self._given if not holds_or_is_in(one.resolve())]
+        if self._given:
+            source = upload.source.resolve()
+            given = [(one, one.resolve()) for one in self._given]
+            self._given = [
+                one
+                for one, path in given
+                if not (path.is_relative_to(source) or source.is_relative_to(path))
+            ]
         return upload.from_scratch() if self.holds_in_scratch(upload) else upload
 
     @contextmanager

@@ -199,9 +199,9 @@ class Upload:
     def delete_source(self) -> None:
         """Delete the caller's directory if that was asked for; after the commit."""
         if self.delete_local:
-            import shutil
+            from hpctrain.rundir.removal import remove_tree
 
-            shutil.rmtree(self.source, ignore_errors=True)
+            remove_tree(self.source)
 
     def _call_upload_fn(self, upload_fn: UploadFunction, directory: Path, paths: RunPaths) -> Path:
         make_below(directory, make_present)

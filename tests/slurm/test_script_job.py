@@ -42,9 +42,10 @@ def test_the_job_that_is_waited_for_is_the_one_that_sbatch_names(
     assert capsys.readouterr().out == "hpctrain: job 42\n"
 
 
+@pytest.mark.parametrize("submit", [submit_text, submit_and_wait])
 def test_a_job_that_sbatch_does_not_name_may_wait_all_the_same(
-    sbatch: Callable[[str], None],
+    sbatch: Callable[[str], None], submit: Callable[[str, ScalingConfig], object]
 ) -> None:
     sbatch(BANNER)
     with pytest.raises(LaunchError, match=r"but 'Quota of .*: a job may wait all the same"):
-        submit_text("#!/bin/sh\n", SCALING)
+        submit("#!/bin/sh\n", SCALING)
