@@ -121,7 +121,7 @@ class CsvSource:
                 found[name] = integers_of_decimals(found[name])
             elif name in schema and kind == _FLOATS and has_large_floats(table.column(name)):
                 texts = self._parse(content, {name: np.dtype(object)}).column(name)
-                check_not_rounded(texts, f"{where}: column {name!r}")
+                check_not_rounded(texts, name, where=where)
         return conform(found, schema, where=where, advice="Name its type with dtypes={...}.")
 
     def _parse(self, content: bytes, dtypes: Mapping[str, np.dtype]) -> Any:
@@ -298,7 +298,7 @@ def _describe(
                     kinds = {**parsed_as, name: _INTEGERS}
                     column = parse_head({**known, name: np.dtype(object)}, kinds).column(name)
                 else:
-                    check_not_rounded(texts, f"{path}: column {name!r}")
+                    check_not_rounded(texts, name, where=path)
             dtype, kind = _guessed(column)
             in_file |= {} if kind is None else {name: kind}
         dtype = np.dtype(object) if dtype is None or dtype.kind in "US" else dtype

@@ -40,15 +40,17 @@ def are_integers(texts: Any) -> bool:
     return bool(compute.all(is_integer).as_py()) and _rounded(texts) is not None
 
 
-def check_not_rounded(texts: Any, what: str) -> None:
+def check_not_rounded(texts: Any, name: str, *, where: str) -> None:
     """Check that float64 represents each integer among the texts of an Arrow column.
 
     Not collective.
 
     Parameters
     ----------
-    what
-        File and column, for the message.
+    name
+        Of the column.
+    where
+        Of which file and rows it is, for the message.
 
     Raises
     ------
@@ -57,8 +59,8 @@ def check_not_rounded(texts: Any, what: str) -> None:
     """
     if (text := _rounded(texts)) is not None:
         raise ConfigError(
-            f"{what} has fractions, and {text}, which float64 would round. Name its type: with "
-            f"dtypes={{'column': object}} it is text; 'float64' rounds."
+            f"{where}: column {name!r} has fractions, and {text}, which float64 would round. Name "
+            f"its type: with dtypes={{{name!r}: object}} it is text; 'float64' rounds."
         )
 
 
