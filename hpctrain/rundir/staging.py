@@ -268,7 +268,8 @@ def _copy_linked(path: Path, bulk: Bulk | None) -> bool:
         file, foreign = open_judged(path)
     except OSError as error:
         raise CheckpointError(
-            f"{path} is a link to {os.readlink(path)}, which cannot be read: {error.strerror}."
+            f"{path} is a link to {os.readlink(path)}, which cannot be read: {error.strerror}. "
+            f"Remove the link, or put the file there."
         ) from error
     with file:
         path.unlink()
