@@ -612,6 +612,12 @@ DELETION_ROOM_S = Timeout(
     "one of several deletions of checkpoints, before the next is begun",
     "it is begun later",
 )
+DELETIONS_S = Timeout(
+    300.0,
+    "deletions",
+    "deletions of checkpoints at the end of a run, or on a full disk",
+    "what is left is deleted by the next executor of the run",
+)
 ROWS_READ_S = Timeout(600.0, "rows_read", "the next rows of a dataset", "HpctrainError")
 STRIPING_S = Timeout(30.0, "striping", "``lfs`` of Lustre", "the file is not striped")
 VALIDATION_END_S = Timeout(1.0, "validation_end", "a validation to end on SIGTERM", "SIGKILL")

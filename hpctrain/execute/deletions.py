@@ -7,10 +7,13 @@ from collections import deque
 from pathlib import Path
 
 from hpctrain import timeouts
+from hpctrain.log import log
+from hpctrain.own_time import Deadline
 from hpctrain.rundir.removal import remove_tree
 
 _MOST_AT_ONCE = 4
 """More would hold the descriptors that a commit needs, and let deleted checkpoints pile up."""
+_LOOK_INTERVAL_S = 0.2
 
 
 class Deletions:
@@ -52,11 +55,22 @@ class Deletions:
         return bool(self._left) or any(thread.is_alive() for thread in self._threads.values())
 
     def finish(self) -> None:
-        """Wait until all of them are deleted. Not collective."""
+        """Wait until all of them are deleted. Not collective.
+
+        A disk that does not answer is not waited for: what is left is for the next process.
+        """
+        deadline = Deadline(timeouts.DELETIONS_S)
         while self.is_at_work:
+            if deadline.is_over:
+                log(
+                    f"{next(iter(self._threads))} is not deleted after "
+                    f"{timeouts.describe(timeouts.DELETIONS_S)}. The next executor of the run "
+                    f"deletes it; or remove it yourself, once the disk answers."
+                )
+                return
             self._begin_left()
             for thread in self._threads.values():
-                thread.join()
+                thread.join(min(deadline.left_s, _LOOK_INTERVAL_S))
 
     def _begin_left(self) -> None:
         self._threads = {p: t for p, t in self._threads.items() if t.is_alive()}

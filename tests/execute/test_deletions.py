@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.execute.deletions import Deletions
+from hpctrain.timeouts import set_by
 from tests.execute.conftest import SlowDisk
 from tests.waiting import wait_until
 
@@ -69,6 +70,20 @@ def test_a_disk_that_deletes_nothing_holds_nobody_for_long_and_what_is_left_is_d
     assert sorted(disk.asked) == directories
     assert not any(directory.exists() for directory in directories)
     assert not deletions.is_at_work
+
+
+def test_a_disk_that_does_not_answer_does_not_keep_a_run_from_its_end(
+    directory: Path,
+    disk: SlowDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr("hpctrain.timeouts.DELETIONS_S", set_by("a test", 0.01))
+    deletions = Deletions()
+    deletions.begin(directory)
+    deletions.finish()
+    assert deletions.is_at_work
+    assert f"{directory} is not deleted after 0.01 s (a test)" in capsys.readouterr().err
 
 
 def test_where_there_are_no_more_threads_a_directory_is_deleted_all_the_same(
