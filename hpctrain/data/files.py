@@ -23,7 +23,8 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
 
     Not collective. A directory stands for the files below it with one of the suffixes, in the order
     of their names and of numbers in them; names that begin with ``_`` or ``.`` (Spark's
-    ``_SUCCESS``) are left out. ``*`` and ``**`` are expanded.
+    ``_SUCCESS``) are left out. ``*`` and ``**`` are expanded; a directory that they match
+    stands for its files, as by itself.
 
     Parameters
     ----------
@@ -38,14 +39,15 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
         If there is no such file.
     """
     found: list[str] = []
+    endings = ", ".join(suffixes)
     for item in arguments.paths(paths):
         path = Path(fspath(item)).expanduser().absolute()
         if path.is_dir():
             matches = sorted(_files_below(path, tuple(suffixes)), key=_by_number)
-            what = f"has no file that ends with {', '.join(suffixes)}"
+            what = f"has no file that ends with {endings}"
         elif has_magic(str(path)) and not path.exists():
-            matches = sorted(glob(str(path), recursive=True), key=_by_number)
-            what = "matches no file"
+            matches = sorted(_files_matching(path, tuple(suffixes)), key=_by_number)
+            what = f"matches no file, nor a directory with files that end with {endings}"
         else:
             matches = [str(path)] if path.exists() else []
             what = "does not exist"
@@ -60,6 +62,18 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
 def _by_number(path: str) -> list[tuple[str, int]]:
     """Sort ``part.2`` before ``part.10``: Dask numbers parts like that."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path)]
+
+
+def _files_matching(pattern: Path, suffixes: tuple[str, ...]) -> set[str]:
+    literal = next(number for number, part in enumerate(pattern.parts) if has_magic(part))
+    files = set()
+    for match in map(Path, glob(str(pattern), recursive=True)):
+        if not match.is_dir():
+            files.add(str(match))
+        elif not any(part.startswith(("_", ".")) for part in match.parts[literal:]):
+            # ``**`` also matches the directories of files that it matches: each file counts once.
+            files.update(_files_below(match, suffixes))
+    return files
 
 
 def _files_below(directory: Path, suffixes: tuple[str, ...]) -> Iterable[str]:
