@@ -12,7 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hpctrain import environ, timeouts
 from hpctrain.execute.fork_server_process import ForkServerProcess
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, left_out, system_python
+from hpctrain.execute.rank_forks import (
+    RankCommand,
+    RankForks,
+    client_argv,
+    left_out,
+    system_python,
+)
 from hpctrain.own_time import Deadline
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.modules import own_places
@@ -125,22 +131,6 @@ class ForkServers(RankForks):
         except OSError as error:
             self._give_up(f"it cannot be started: {error}")
 
-    def command(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        client: str = CLIENT,
-        are_alone: bool = False,
-    ) -> list[str]:
-        """Return what a launcher is to start for the command of a rank."""
-        self._command = command
-        self._renew(environment)
-        if self._server is None:
-            return [*command]
-        python = system_python() if self._trusts_nodes else ""
-        return client_argv(self._server.name, command, client=client, python=python)
-
     def offer(self, environment: Mapping[str, str]) -> str:
         """Return the name of the socket of a server for ranks of others; empty if there is none.
 
@@ -226,6 +216,14 @@ class ForkServers(RankForks):
         return self._next is not None and not (
             self._next.is_ready or self._next.has_ended or self._next.unusable
         )
+
+    def _argv_of(self, rank: RankCommand) -> list[str]:
+        self._command = rank.argv
+        self._renew(rank.environment)
+        if self._server is None:
+            return [*rank.argv]
+        python = system_python() if self._trusts_nodes else ""
+        return client_argv(self._server.name, rank.argv, client=rank.client, python=python)
 
     def _renew(self, environment: Mapping[str, str]) -> None:
         """Have a server that is alive and up to date, if there can be one."""

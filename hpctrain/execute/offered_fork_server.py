@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, system_python
+from hpctrain.execute.rank_forks import RankCommand, RankForks, client_argv, system_python
 from hpctrain.worker.forking import ASK_END, AWAIT_END, IDLE, STATUS
 
 
@@ -30,18 +30,11 @@ class OfferedForkServer(RankForks):
     def start(self) -> None:
         """Do nothing: it is there."""
 
-    def command(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        client: str = CLIENT,
-        are_alone: bool = False,
-    ) -> list[str]:
-        """Return what a launcher is to start. The server compares the environment with its own."""
-        self._commands.append(tuple(command))
+    def _argv_of(self, rank: RankCommand) -> list[str]:
+        # The server compares the environment with its own.
+        self._commands.append(tuple(rank.argv))
         python = system_python() if self._trusts_nodes else ""
-        return client_argv(self._name, command, client=client, python=python)
+        return client_argv(self._name, rank.argv, client=rank.client, python=python)
 
     def await_idle(self, timeout_s: float = timeouts.FORKED_RANKS_END_S) -> bool:
         """Wait until no forked rank of this executor is left; return whether that is so.

@@ -7,6 +7,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain import environ, timeouts
@@ -33,6 +34,19 @@ exec(code or open({client!r}).read())
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankCommand:
+    """What starts an ordinary rank, and where."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    """Of the launcher."""
+    client: str
+    """File of the client, where the ranks are."""
+    is_alone: bool
+    """Whether each rank has its node to itself."""
+
+
 class RankForks(ABC):
     """Lets ranks be forked from a process that has imported their modules.
 
@@ -54,7 +68,6 @@ class RankForks(ABC):
         """Return whether ranks of a launcher are forked. Others than MPICH's are not tried."""
         return launcher.kind == "hydra"
 
-    @abstractmethod
     def command(
         self,
         command: Sequence[str],
@@ -76,6 +89,13 @@ class RankForks(ABC):
         are_alone
             Whether each rank has its node to itself.
         """
+        return self._argv_of(
+            RankCommand(argv=command, environment=environment, client=client, is_alone=are_alone)
+        )
+
+    @abstractmethod
+    def _argv_of(self, rank: RankCommand) -> list[str]:
+        """Return what a launcher is to start for a rank."""
 
     def prepare_restart(self, imported: Collection[str]) -> None:  # noqa: B027
         """Let ranks of the next attempt be forked with modules that those of this one imported.

@@ -9,11 +9,18 @@ the step.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hpctrain import environ
 from hpctrain.control.local_socket import new_socket_name
-from hpctrain.execute.rank_forks import CLIENT, RankForks, client_argv, left_out, system_python
+from hpctrain.execute.rank_forks import (
+    CLIENT,
+    RankCommand,
+    RankForks,
+    client_argv,
+    left_out,
+    system_python,
+)
 from hpctrain.plan.launch_plan import StepLauncher
 from hpctrain.worker.early_imports import with_imports
 from hpctrain.worker.threads import explain_binding
@@ -51,28 +58,25 @@ class StepForkServers(RankForks):
         pmi = launcher.pmi or ""
         return launcher.kind == "hydra" or pmi == "pmi2" or pmi.startswith("pmix")
 
-    def command(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        client: str = CLIENT,
-        are_alone: bool = False,
-    ) -> list[str]:
-        """Return what a launcher is to start for the command of a rank."""
-        if are_alone:
+    def _argv_of(self, rank: RankCommand) -> list[str]:
+        if rank.is_alone:
             # What it imports is all that its node imports.
-            return with_imports(command, self._asked())
+            return with_imports(rank.argv, self._asked())
         # As a rule each rank has CPUs of its own.
-        if reason := explain_binding(environment):
+        if reason := explain_binding(rank.environment):
             self.note([reason])
-            return [*command]
+            return [*rank.argv]
         # Nodes of a job have one image, and where salloc runs there may be another. A client that
         # is copied to them comes with a Python.
         is_on_node = environ.variable("SLURMD_NODENAME") is not None
-        python = system_python() if is_on_node and self._trusts_nodes and client == CLIENT else ""
-        name = new_socket_name()
-        return client_argv(name, command, client=client, asked=self._asked(), python=python)
+        has_python = is_on_node and self._trusts_nodes and rank.client == CLIENT
+        return client_argv(
+            new_socket_name(),
+            rank.argv,
+            client=rank.client,
+            asked=self._asked(),
+            python=system_python() if has_python else "",
+        )
 
     def prepare_restart(self, imported: Collection[str]) -> None:
         """Let the next step's servers import more."""
