@@ -119,7 +119,7 @@ def begin_first_steps(paths: RunPaths, run_spec: RunSpec) -> FirstSteps | None:
 
 def _start(paths: RunPaths, run_spec: RunSpec, first: FirstStart, *, begun_at: float) -> FirstSteps:
     from hpctrain.execute.node_agents import NodeAgents
-    from hpctrain.execute.rank_step import start_ranks
+    from hpctrain.execute.rank_step import RankStep
     from hpctrain.execute.step_launcher import find_step_launcher
 
     plan = first.plan
@@ -128,18 +128,16 @@ def _start(paths: RunPaths, run_spec: RunSpec, first: FirstStart, *, begun_at: f
         forks = _forks(run_spec, first)
         make_directory(paths.logs(_ATTEMPT), below=paths.root)
         agents.gather(plan.placement, (), attempt=_ATTEMPT)
-        ranks = start_ranks(
-            find_step_launcher(plan.mpi),
-            plan.placement,
+        step = RankStep(
             paths=paths,
             attempt=_ATTEMPT,
-            socket=agents.socket,
             num_threads=plan.threads_per_task,
             environment=plan.environment,
             srun_args=plan.srun_args,
             log_to_file=first.log_to_file,
             fork_server=forks,
         )
+        ranks = step.start(find_step_launcher(plan.mpi), plan.placement, agents.socket)
     except Exception:
         _close(agents)
         raise

@@ -72,7 +72,7 @@ class RankGroup(CallsFunctions):
         begun: StepProcess | None,
     ) -> None:
         self.placement = placement
-        self.attempt = how.attempt
+        self.attempt = how.step.attempt
         self.lost_nodes: Mapping[str, bool] = {}
         """Nodes that are lost; true if they are silent, false if their agent is gone."""
         self.missing_nodes: tuple[str, ...] = ()
@@ -80,10 +80,10 @@ class RankGroup(CallsFunctions):
         self.health = Health(
             num_nodes=placement.num_nodes + len(idle_nodes),
             gpus_on=placement.gpus_on,
-            is_slice=how.is_slice,
+            is_slice=how.step.is_slice,
         )
         """What its nodes have reported of themselves, even if the start failed."""
-        self._how, self._paths = how, how.paths
+        self._how, self._paths = how, how.step.paths
         self._idle_nodes = tuple(idle_nodes)
         self._agents, self._owns_agents = agents, owns_agents
         self._owns_path = owns_path
@@ -153,7 +153,7 @@ class RankGroup(CallsFunctions):
                 self.placement,
                 self._idle_nodes,
                 attempt=self.attempt,
-                environment=self._how.node_environment,
+                environment=self._how.step.node_environment,
                 spare="" if spare is None else spare.taken,
             )
         self.lost_nodes = self._hub.lost_nodes
@@ -238,8 +238,8 @@ class RankGroup(CallsFunctions):
         try:
             rendezvous.wait(timeout_s)
         finally:
-            if self._how.fork_server is not None:
-                self._how.fork_server.note(rendezvous.not_forked)
+            if self._how.step.fork_server is not None:
+                self._how.step.fork_server.note(rendezvous.not_forked)
 
     def _find_silent(self) -> list[str]:
         """Return the nodes of the ranks that have lost their power, or their network."""
@@ -313,7 +313,7 @@ class RankGroup(CallsFunctions):
         assert self._step is not None
         pids = {rank: self._workers[rank].pid for rank in silent if rank in self._workers}
         return await_death_notice(
-            self._started_hub(), self._step, pids=pids, fork_server=self._how.fork_server
+            self._started_hub(), self._step, pids=pids, fork_server=self._how.step.fork_server
         )
 
     def stop_ranks(self, patience_s: float = 10.0) -> None:
@@ -342,7 +342,7 @@ class RankGroup(CallsFunctions):
                 self._step,
                 are_dead=are_dead,
                 has_lost_nodes=bool(self.lost_nodes),
-                fork_server=self._how.fork_server,
+                fork_server=self._how.step.fork_server,
             )
             if self._agents is not None and not (are_dead or self.lost_nodes):
                 # Agents that are not known to have lost their ranks serve no further attempt.
@@ -372,8 +372,8 @@ class RankGroup(CallsFunctions):
                 self._imported.update(frame.header["modules"])
                 if self._agents is not None and self._agents.spare is not None:
                     self._agents.spare.note_progress()
-        if self._imported and self._how.fork_server is not None:
-            self._how.fork_server.prepare_restart(self._imported)
+        if self._imported and self._how.step.fork_server is not None:
+            self._how.step.fork_server.prepare_restart(self._imported)
         if self._agents is not None and self._agents.spare is not None:
             self._prepare_spare(self._agents.spare, self._agents)
 

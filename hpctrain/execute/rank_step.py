@@ -1,9 +1,10 @@
-"""Start the ranks of an attempt: their command, their environment, and what starts them."""
+"""`RankStep`: the ranks of an attempt: their command, their environment, and what starts them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpctrain import environ
@@ -23,110 +24,132 @@ if TYPE_CHECKING:
     from hpctrain.execute.slot_nodes import SlotNodes
 
 
-def start_ranks(
-    launcher: StepLauncher,
-    placement: Placement,
-    *,
-    paths: RunPaths,
-    attempt: int,
-    socket: str,
-    num_threads: int,
-    environment: Mapping[str, str],
-    srun_args: tuple[str, ...] = (),
-    log_to_file: bool = True,
-    is_slice: bool = False,
-    container: RankContainer | None = None,
-    node_environment: NodeEnvironment | None = None,
-    fork_server: RankForks | None = None,
-    slot: SlotNodes | None = None,
-    spare: str = "",
-    local: bool = False,
-    on_hosts: bool = False,
-) -> StepProcess:
-    """Start the ranks of an attempt. Not collective.
+@dataclass(frozen=True, kw_only=True)
+class RankStep:
+    """The ranks of an attempt: what of their start is the same wherever they start.
 
-    Parameters
-    ----------
-    launcher
-        What starts them.
-    placement
-        How they lie on nodes.
-    paths
-        The run directory, with a directory for the logs of the attempt.
-    attempt
-        Its number.
-    socket
-        Name of the socket to which they connect.
-    num_threads
-        Compute threads of each.
-    environment
-        Variables that they get on top of this process's own.
-    srun_args, log_to_file, is_slice, container, node_environment, fork_server
-        As of `hpctrain.execute.worker_group.WorkerGroup`.
-    slot
-        The steps in which they start, if a tuner keeps some for them.
-    spare
-        For ranks that are to wait, in an attempt before theirs, until their own begins: what the
-        agents know them by.
-    local
-        Whether they stay on this machine.
-    on_hosts
-        Whether they are on the hosts of a hostfile.
-
-    Raises
-    ------
-    LaunchError
-        If the launcher cannot be started.
+    The fields without a description are those of `hpctrain.execute.worker_group.WorkerGroup`.
     """
-    packed = node_environment
-    python = sys.executable if packed is None else packed.python
-    command = worker_argv(
-        python if container is None else container.container.python,
-        run_dir=str(paths.root),
-        attempt=attempt,
-        world_size=placement.num_workers,
-        socket=socket,
-        log_to_file=log_to_file,
-        spare=spare,
-    )
-    variables = _inherited_variables(srun_args, is_slice=is_slice)
-    variables.update(thread_variables(num_threads))
-    variables.update(launcher_variables(launcher.kind, local=local))
-    variables.update(environment)
-    if packed is not None:
-        variables = packed.variables(variables)
-    if slot is not None:
+
+    paths: RunPaths
+    """The run directory, with a directory for the logs of the attempt."""
+    attempt: int
+    num_threads: int
+    """Compute threads of each rank."""
+    environment: Mapping[str, str]
+    srun_args: tuple[str, ...] = ()
+    log_to_file: bool = True
+    is_slice: bool = False
+    container: RankContainer | None = None
+    node_environment: NodeEnvironment | None = None
+    fork_server: RankForks | None = None
+
+    def start(
+        self,
+        launcher: StepLauncher,
+        placement: Placement,
+        socket: str,
+        *,
+        slot: SlotNodes | None = None,
+        spare: str = "",
+        local: bool = False,
+        on_hosts: bool = False,
+    ) -> StepProcess:
+        """Start the ranks. Not collective.
+
+        Parameters
+        ----------
+        launcher
+            What starts them.
+        placement
+            How they lie on nodes.
+        socket
+            Name of the socket to which they connect.
+        slot
+            The steps in which they start, if a tuner keeps some for them.
+        spare
+            For ranks that are to wait, in an attempt before theirs, until their own begins: what
+            the agents know them by.
+        local
+            Whether they stay on this machine.
+        on_hosts
+            Whether they are on the hosts of a hostfile.
+
+        Raises
+        ------
+        LaunchError
+            If the launcher cannot be started.
+        """
+        command = self._command(placement, socket, spare=spare)
+        variables = self._variables(launcher, local=local)
+        if slot is not None:
+            return self._start_in_slot(slot, command, placement, variables)
+        srun_args = self.srun_args
+        if self.container is not None:
+            entry = self.container.enter(command, launcher, self.environment)
+            command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
+        if self.fork_server is not None and self.fork_server.tries(launcher):
+            packed = self.node_environment
+            command = self.fork_server.command(
+                command,
+                variables,
+                client=CLIENT if packed is None else packed.fork_client,
+                are_alone=placement.max_tasks_per_node == 1,
+            )
+            variables |= client_variables(command)
+        paths = self.paths
+        return StepProcess(
+            worker_step_argv(
+                launcher,
+                placement,
+                command,
+                srun_args=srun_args,
+                export=environ.portable_names(variables) if on_hosts else (),
+                local=local,
+                is_slice=self.is_slice,
+            ),
+            environment=variables,
+            log=paths.spare_log(self.attempt - 1) if spare else paths.launcher_log(self.attempt),
+            job_id=None if local else environ.variable("SLURM_JOB_ID"),
+        )
+
+    def _command(self, placement: Placement, socket: str, *, spare: str) -> list[str]:
+        packed = self.node_environment
+        python = sys.executable if packed is None else packed.python
+        return worker_argv(
+            python if self.container is None else self.container.container.python,
+            run_dir=str(self.paths.root),
+            attempt=self.attempt,
+            world_size=placement.num_workers,
+            socket=socket,
+            log_to_file=self.log_to_file,
+            spare=spare,
+        )
+
+    def _variables(self, launcher: StepLauncher, *, local: bool) -> dict[str, str]:
+        variables = _inherited_variables(self.srun_args, is_slice=self.is_slice)
+        variables.update(thread_variables(self.num_threads))
+        variables.update(launcher_variables(launcher.kind, local=local))
+        variables.update(self.environment)
+        packed = self.node_environment
+        return variables if packed is None else packed.variables(variables)
+
+    def _start_in_slot(
+        self,
+        slot: SlotNodes,
+        command: Sequence[str],
+        placement: Placement,
+        variables: Mapping[str, str],
+    ) -> StepProcess:
         step = slot.start_ranks(
             command,
             placement=placement,
             environment=variables,
-            log=paths.launcher_log(attempt),
+            log=self.paths.launcher_log(self.attempt),
         )
-        if fork_server is not None:
-            fork_server.note(step.reasons)
+        if self.fork_server is not None:
+            self.fork_server.note(step.reasons)
         return step
-    if container is not None:
-        entry = container.enter(command, launcher, environment)
-        command, srun_args = [*entry.argv], (*entry.srun_options, *srun_args)
-    if fork_server is not None and fork_server.tries(launcher):
-        client = CLIENT if packed is None else packed.fork_client
-        are_alone = placement.max_tasks_per_node == 1
-        command = fork_server.command(command, variables, client=client, are_alone=are_alone)
-        variables |= client_variables(command)
-    return StepProcess(
-        worker_step_argv(
-            launcher,
-            placement,
-            command,
-            srun_args=srun_args,
-            export=environ.portable_names(variables) if on_hosts else (),
-            local=local,
-            is_slice=is_slice,
-        ),
-        environment=variables,
-        log=paths.spare_log(attempt - 1) if spare else paths.launcher_log(attempt),
-        job_id=None if local else environ.variable("SLURM_JOB_ID"),
-    )
 
 
 def _inherited_variables(srun_args: tuple[str, ...], *, is_slice: bool) -> dict[str, str]:

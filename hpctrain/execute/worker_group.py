@@ -16,6 +16,7 @@ from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rank_forks import RankForks
 from hpctrain.execute.rank_group import RankGroup
+from hpctrain.execute.rank_step import RankStep
 from hpctrain.log import log
 from hpctrain.plan.resources import Placement, place_on_one_node
 from hpctrain.rundir.paths import RunPaths
@@ -111,18 +112,20 @@ class WorkerGroup(RankGroup):
         super().__init__(
             placed,
             GroupStart(
-                paths=paths,
-                attempt=attempt,
+                step=RankStep(
+                    paths=paths,
+                    attempt=attempt,
+                    num_threads=num_cpus_per_worker,
+                    environment=dict(environment or {}),
+                    srun_args=srun_args,
+                    log_to_file=log_to_file,
+                    is_slice=is_slice,
+                    container=container,
+                    node_environment=node_environment,
+                    fork_server=fork_server,
+                ),
                 mpi=mpi,
-                num_threads=num_cpus_per_worker,
-                environment=dict(environment or {}),
-                srun_args=srun_args,
-                log_to_file=log_to_file,
-                is_slice=is_slice,
-                container=container,
-                node_environment=node_environment,
                 note=note,
-                fork_server=fork_server,
             ),
             idle_nodes=idle_nodes,
             agents=(agents or NodeAgents(paths)) if in_allocation else None,

@@ -100,7 +100,8 @@ def test_agents_are_asked_about_any_number_of_ranks(tmp_path: Path) -> None:
     agent = FrameSocket(connect(name, timeout_s=10.0))
     agent.post(encode_frame({"op": "agent", "attempt": 1, "node": "node1"}))
     wait_until(lambda: hub.poll(0.1) == [] and hub.num_agents == 1, lambda: "no agent")
-    how = SimpleNamespace(attempt=1, paths=RunPaths(tmp_path), is_slice=False)
+    step = SimpleNamespace(attempt=1, paths=RunPaths(tmp_path), is_slice=False)
+    how = SimpleNamespace(step=step)
     group = RankGroup(
         place_on_one_node(ScalingConfig(num_workers=1)),
         how,  # type: ignore[arg-type]

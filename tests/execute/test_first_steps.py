@@ -16,10 +16,10 @@ import pytest
 from hpctrain import timeouts
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.execute import executor, first_steps, node_agents, rank_step, step_launcher
+from hpctrain.execute import executor, first_steps, node_agents, step_launcher
 from hpctrain.execute.first_steps import FirstSteps, begin_first_steps
 from hpctrain.execute.health import Health
-from hpctrain.execute.rank_forks import RankForks
+from hpctrain.execute.rank_step import RankStep
 from hpctrain.execute.stored_executor import open_executor
 from hpctrain.plan import spec
 from hpctrain.plan.launch_plan import FirstStart, LaunchPlan
@@ -69,7 +69,7 @@ def begin(
     monkeypatch.setattr(node_agents, "NodeAgents", Agents)
     monkeypatch.setattr(step_launcher, "find_step_launcher", lambda mpi: mpi)
     monkeypatch.setattr(first_steps, "ask_for_pmi_types", lambda: None)
-    monkeypatch.setattr(rank_step, "start_ranks", lambda *_, **__: Step())
+    monkeypatch.setattr(RankStep, "start", lambda *_, **__: Step())
 
     def begin(plan: LaunchPlan | None) -> FirstSteps | None:
         return begin_first_steps(paths, make_spec(plan))
@@ -173,11 +173,12 @@ def test_the_run_says_why_ranks_that_started_first_were_not_forked(
 ) -> None:
     reason = "ranks share a CPU"
 
-    def start_ranks(*_: Any, fork_server: RankForks, **__: Any) -> Step:
-        fork_server.note([reason])
+    def start(step: RankStep, *_: Any) -> Step:
+        assert step.fork_server is not None
+        step.fork_server.note([reason])
         return Step()
 
-    monkeypatch.setattr(rank_step, "start_ranks", start_ranks)
+    monkeypatch.setattr(RankStep, "start", start)
     monkeypatch.setattr(executor, "WorkerGroup", Group)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     plan = make_plan("slurm")
@@ -225,7 +226,7 @@ def test_a_run_that_is_to_stop_is_not_started(begin: Any, paths: RunPaths) -> No
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("rank_step.start_ranks", LaunchError("no srun")),
+        ("rank_step.RankStep.start", LaunchError("no srun")),
         ("step_launcher.find_step_launcher", ConfigError("there is no such program")),
         ("step_launcher.find_step_launcher", subprocess.TimeoutExpired("mpiexec", 10.0)),
         ("first_steps.make_directory", OSError("the disk is full")),
