@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from hpctrain import timeouts
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.execute.slurm_calls import SlurmCalls
 from hpctrain.execute.validation_end import (
+    RunningValidation,
     ValidationEnd,
     explain_signal,
     explain_status,
@@ -43,7 +44,6 @@ _SUBMIT_PAUSES_S = (15.0, 60.0, 240.0)
 # Slurm knows the reason of an end some seconds after the end of the processes.
 _REASON_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 _LAST_BYTES = 4096
-_GONE = "the checkpoint is gone"
 
 
 def pause_s(num_asks: int) -> float:
@@ -65,7 +65,7 @@ def pause_s(num_asks: int) -> float:
     return min(_FIRST_ASK_S * float(2 ** min(num_asks, 20)), _LONGEST_ASK_S)
 
 
-class SubmittedValidation:
+class SubmittedValidation(RunningValidation):
     """A validation that runs in a job of its own.
 
     The job outlives the executor: the next one finds its id, or what it has written.
@@ -102,9 +102,7 @@ class SubmittedValidation:
         on_submit: Callable[[str], None],
     ) -> None:
         attempt, report = manifest.attempt, manifest.report
-        self.manifest = manifest
-        self.log = paths.validation_log(attempt, report)
-        """What it prints."""
+        super().__init__(manifest, log=paths.validation_log(attempt, report))
         self._script = paths.validation_job(attempt, report)
         self._result = paths.validation_result(attempt, report)
         self._failure = paths.validation_failure(attempt, report)
@@ -205,7 +203,7 @@ class SubmittedValidation:
                 self._num_refusals += 1
                 return None
             if not isinstance(error, LaunchError):
-                return self._make_end({}, str(error))
+                return self.make_end({}, str(error))
             # Slurm may have taken it, and its answer did not come.
             looked = self._calls.begin(partial(self._find_job, error), changes=True)
             self._call = looked, partial(self._take_found_id, str(error))
@@ -224,7 +222,7 @@ class SubmittedValidation:
         try:
             job_id = future.result()
         except (LaunchError, OSError):
-            return self._make_end({}, refusal)
+            return self.make_end({}, refusal)
         self._take_id(job_id)
         return None
 
@@ -288,7 +286,7 @@ class SubmittedValidation:
     def _conclude(self, job: Job | None) -> ValidationEnd:
         metrics, error = read_metrics(self._result)
         if error is None or self._status == 0:
-            return self._make_end(metrics, error)
+            return self.make_end(metrics, error, seconds=self._seconds)
         traceback = ""
         timeout_s = task_timeout_s(self.manifest)
         if timeout_s is not None and self._has_timed_out(timeout_s):
@@ -301,7 +299,7 @@ class SubmittedValidation:
             error = explain_signal(self._status - 128)
         else:
             error = f"its job {self._job_id} is gone, and Slurm has forgotten why"
-        return self._make_end({}, error, traceback)
+        return self.make_end({}, error, traceback, seconds=self._seconds)
 
     def _has_timed_out(self, timeout_s: float) -> bool:
         """Return whether ``timeout`` has ended it; it kills what does not end on SIGTERM."""
@@ -323,22 +321,12 @@ class SubmittedValidation:
         """End it for a checkpoint that is gone; return how, once that is done."""
         self.end()
         if self._cancellation is None:
-            return self._make_end({}, _GONE)
-        self._call = self._cancellation, lambda _: self._make_end({}, _GONE)
+            return self._end_without_checkpoint()
+        self._call = self._cancellation, lambda _: self._end_without_checkpoint()
         return None
 
-    def _make_end(
-        self, metrics: Mapping[str, Any], error: str | None, traceback: str = ""
-    ) -> ValidationEnd:
-        return ValidationEnd(
-            manifest=self.manifest,
-            metrics=metrics,
-            error=error,
-            traceback=traceback,
-            log=self.log,
-            seconds=self._seconds,
-            leftovers=self.leftovers,
-        )
+    def _end_without_checkpoint(self) -> ValidationEnd:
+        return self.make_end({}, "the checkpoint is gone", seconds=self._seconds)
 
     def _last_line(self) -> str:
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hpctrain.printable import show_controls
 from hpctrain.rundir.manifest import Manifest
@@ -34,28 +35,69 @@ class ValidationEnd:
     """Files that are no longer needed once it is recorded."""
 
 
-class RunningValidation(Protocol):
-    """A validation that goes on: a process, or a job."""
+class RunningValidation(ABC):
+    """A validation that goes on: a process, or a job.
 
-    manifest: Manifest
-    log: Path
-    """What it prints."""
+    Parameters
+    ----------
+    manifest
+        Of the checkpoint.
+    log
+        File that gets what it prints.
+    """
+
+    def __init__(self, manifest: Manifest, *, log: Path) -> None:
+        self.manifest = manifest
+        self.log = log
+        """What it prints."""
 
     @property
+    @abstractmethod
     def leftovers(self) -> tuple[Path, ...]:
         """Files that are no longer needed once its end is recorded."""
 
+    @abstractmethod
     def look(self) -> ValidationEnd | None:
         """Return how it has ended; None while it goes on. Returns at once."""
 
+    @abstractmethod
     def wait(self, timeout_s: float) -> None:
         """Wait for its end."""
 
+    @abstractmethod
     def end(self) -> None:
         """End it: its metrics are not needed."""
 
+    @abstractmethod
     def leave(self) -> None:
         """Let go of it. The run may go on elsewhere, and validate the checkpoint there."""
+
+    def make_end(
+        self,
+        metrics: Mapping[str, Any],
+        error: str | None,
+        traceback: str = "",
+        *,
+        seconds: float | None = None,
+        is_taken_away: bool = False,
+    ) -> ValidationEnd:
+        """Return an end of it, with its log and what it leaves behind.
+
+        Parameters
+        ----------
+        metrics, error, traceback, seconds, is_taken_away
+            As of `ValidationEnd`.
+        """
+        return ValidationEnd(
+            manifest=self.manifest,
+            metrics=metrics,
+            error=error,
+            traceback=traceback,
+            log=self.log,
+            seconds=seconds,
+            is_taken_away=is_taken_away,
+            leftovers=self.leftovers,
+        )
 
 
 def task_timeout_s(manifest: Manifest) -> float | None:

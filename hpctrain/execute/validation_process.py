@@ -13,6 +13,7 @@ from typing import Any
 from hpctrain import environ, timeouts
 from hpctrain.execute.process import StepProcess
 from hpctrain.execute.validation_end import (
+    RunningValidation,
     ValidationEnd,
     explain_status,
     explain_timeout,
@@ -29,7 +30,7 @@ from hpctrain.rundir.paths import RunPaths
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class ValidationProcess:
+class ValidationProcess(RunningValidation):
     """A validation that runs beside the executor.
 
     Parameters
@@ -60,7 +61,7 @@ class ValidationProcess:
         spec: ValidationSpec,
         digest: str,
     ) -> None:
-        self.manifest = manifest
+        super().__init__(manifest, log=paths.validation_log(attempt, manifest.report))
         self._result = paths.validation_result(attempt, manifest.report)
         self._failure = paths.validation_failure(attempt, manifest.report)
         make_directory(self._result.parent, below=paths.root)
@@ -82,17 +83,14 @@ class ValidationProcess:
 
             gpus = vendor_of_gpus(int(spec.use_gpu))
             argv = [*enter_container(container, argv, cwd=os.getcwd(), gpus=gpus).argv]
-        self._process = StepProcess(
-            argv,
-            environment=_environment(spec),
-            log=paths.validation_log(attempt, manifest.report),
-        )
-        self.log = self._process.log
-        """What it prints."""
-        self.leftovers: tuple[Path, ...] = (self._result,)
-        """Files that are no longer needed once its end is recorded."""
+        self._process = StepProcess(argv, environment=_environment(spec), log=self.log)
         self._deadline = None if self._timeout_s is None else Deadline(self._timeout_s)
         self._began_at = time.monotonic()
+
+    @property
+    def leftovers(self) -> tuple[Path, ...]:
+        """Files that are no longer needed once its end is recorded."""
+        return (self._result,)
 
     def look(self) -> ValidationEnd | None:
         """Return how it has ended; None while it goes on."""
@@ -110,15 +108,12 @@ class ValidationProcess:
             error, traceback = explain_status(status, self._process.last_lines(1), self._failure)
         else:
             metrics, error = read_metrics(self._result)
-        return ValidationEnd(
-            manifest=self.manifest,
-            metrics=metrics,
-            error=error,
-            traceback=traceback,
-            log=self.log,
+        return self.make_end(
+            metrics,
+            error,
+            traceback,
             seconds=time.monotonic() - self._began_at,
             is_taken_away=status is not None and -status in _WARNINGS,
-            leftovers=self.leftovers,
         )
 
     def wait(self, timeout_s: float) -> None:

@@ -168,16 +168,7 @@ class Validations:
         self._forget()
         # Only now is it known which jobs are cancelled.
         left = [
-            *(
-                ValidationEnd(
-                    manifest=one.manifest,
-                    metrics={},
-                    error=why,
-                    log=one.log,
-                    leftovers=one.leftovers,
-                )
-                for one in running
-            ),
+            *(one.make_end({}, why) for one in running),
             *(ValidationEnd(manifest=manifest, metrics={}, error=why) for manifest in queued),
         ]
         for ended in (*self._ended, *left):

@@ -16,6 +16,7 @@ from hpctrain.execute import slurm_calls
 from hpctrain.execute import validations as validations_module
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.execute.submitted_validation import SubmittedValidation
+from hpctrain.execute.validation_end import RunningValidation
 from hpctrain.execute.validations import Validations
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.manifest import Manifest
@@ -28,14 +29,13 @@ WAIT_S = 3600.0
 Wait = Callable[..., float]
 
 
-class Endless:
+class Endless(RunningValidation):
     """Stands in for a job that Slurm does not start."""
 
-    log = Path("validation.out")
     leftovers = ()
 
     def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+        super().__init__(manifest, log=Path("validation.out"))
 
     def look(self) -> None:
         return None
