@@ -20,6 +20,20 @@ DATABASE = "slurm_acct_db"
 # Without the privilege to make devices, these pass for GPUs: they are in every /dev.
 _USUAL_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
 
+_PARTITIONS = """\
+# Without a DefaultTime, a job that asks for no time gets 365 days if the backfill scheduler starts
+# it, and no limit if the main scheduler does (22.05).
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=365-0 State=UP PriorityTier=10 \
+PreemptMode=OFF
+PartitionName=main Default=YES
+PartitionName=high PriorityTier=100
+PartitionName=low PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+# With PreemptMode=REQUEUE Slurm 22.05 accepts this, but a second job waits nevertheless.
+PartitionName=shared OverSubscribe=FORCE:4
+PartitionName=short MaxTime=2 DefaultTime=2
+PartitionName=down State=DOWN
+"""
+
 
 def user_name() -> str:
     """Return the name of the user who runs the cluster."""
@@ -84,6 +98,15 @@ SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU={max(1, spec.mem_mib // spec.cpus_per_node)}
 GresTypes=gpu
 
+{_scheduling_lines(spec)}
+{_accounting_lines(spec, layout, addresses)}
+{_node_lines(spec, addresses)}
+
+{_PARTITIONS}"""
+
+
+def _scheduling_lines(spec: ClusterSpec) -> str:
+    return f"""\
 # Schedule at every event; notice dead nodes and end jobs within seconds.
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
@@ -105,21 +128,6 @@ MinJobAge=3600
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 EnforcePartLimits={"ALL" if spec.enforce_part_limits else "NO"}
-
-{_accounting_lines(spec, layout, addresses)}
-{_node_lines(spec, addresses)}
-
-# Without a DefaultTime, a job that asks for no time gets 365 days if the backfill scheduler starts
-# it, and no limit if the main scheduler does (22.05).
-PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=365-0 State=UP PriorityTier=10 \
-PreemptMode=OFF
-PartitionName=main Default=YES
-PartitionName=high PriorityTier=100
-PartitionName=low PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
-# With PreemptMode=REQUEUE Slurm 22.05 accepts this, but a second job waits nevertheless.
-PartitionName=shared OverSubscribe=FORCE:4
-PartitionName=short MaxTime=2 DefaultTime=2
-PartitionName=down State=DOWN
 """
 
 
