@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.cli.options import (
-    DEFAULT_STORAGE,
-    AccountOption,
-    ConstraintOption,
-    JsonOption,
-    NodesOption,
-    PartitionOption,
-    QosOption,
-    StorageOption,
-    TasksPerNodeOption,
-    TimeOption,
-    slurm_fields,
-)
+from hpctrain.cli.options import DEFAULT_STORAGE, JsonOption, StorageOption
+from hpctrain.cli.slurm_options import SlurmFields, slurm_fields, with_slurm_options
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 
 if TYPE_CHECKING:
@@ -34,7 +23,9 @@ _KEY_WIDTH = 9
 _CHECK_WIDTH = 15
 
 
+@with_slurm_options()
 def doctor(
+    *,
     script: Annotated[
         Path | None,
         typer.Argument(
@@ -46,13 +37,7 @@ def doctor(
     args: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGS]", help="Its own arguments.")
     ] = None,
-    partition: PartitionOption = "",
-    account: AccountOption = "",
-    qos: QosOption = "",
-    time: TimeOption = "",
-    nodes: NodesOption = None,
-    ntasks_per_node: TasksPerNodeOption = None,
-    constraint: ConstraintOption = "",
+    slurm: SlurmFields,
     site: Annotated[str, typer.Option(help="A site profile, or a .toml file.")] = "",
     workers: Annotated[int, typer.Option(min=1, help="Without a script: workers of the run.")] = 2,
     gpus: Annotated[int, typer.Option(min=0, help="Without a script: GPUs of a worker.")] = 0,
@@ -73,38 +58,16 @@ def doctor(
     from hpctrain import environ
     from hpctrain.cli.exit_codes import FAILED, NEVER_STARTS, say
     from hpctrain.doctor.finding import Finding, Level, has_error
-    from hpctrain.launch.examine import examine
 
-    fields = slurm_fields(
-        partition=partition,
-        account=account,
-        qos=qos,
-        time=time,
-        nodes=nodes,
-        tasks_per_node=ntasks_per_node,
-        constraint=constraint,
-        site=site,
-    )
+    fields = {**slurm, **slurm_fields(site=site)}
     environ.request_slurm_overrides(fields)
-    found: list[Finding] = []
     try:
         submission = (
             prepare_workers(workers, gpus, storage)
             if script is None
             else _of_script(script, args or [])
         )
-        with ended_by_signals():
-            found = examine(submission, with_probe=probe, patience_s=patience, say=say)
-        if fields and submission.plan.launcher != "slurm":
-            found.append(
-                Finding(
-                    check="Slurm",
-                    level=Level.ERROR,
-                    what=f"{', '.join(sorted(fields))} given, but no job would be submitted here",
-                    why="the run would start on this machine",
-                    step="Load Slurm's module, and leave an allocation first",
-                )
-            )
+        found = _examine(submission, fields, with_probe=probe, patience_s=patience)
     except LaunchError as error:
         say(str(error))
         raise typer.Exit(FAILED) from None
@@ -120,6 +83,27 @@ def doctor(
         print(render(found, width=width_of_output()))
     if has_error(found):
         raise typer.Exit(NEVER_STARTS)
+
+
+def _examine(
+    submission: Submission, given: SlurmFields, *, with_probe: bool, patience_s: float
+) -> list[Finding]:
+    from hpctrain.cli.exit_codes import say
+    from hpctrain.doctor.finding import error
+    from hpctrain.launch.examine import examine
+
+    with ended_by_signals():
+        found = examine(submission, with_probe=with_probe, patience_s=patience_s, say=say)
+    if given and submission.plan.launcher != "slurm":
+        found.append(
+            error(
+                "Slurm",
+                f"{', '.join(sorted(given))} given, but no job would be submitted here",
+                why="the run would start on this machine",
+                step="Load Slurm's module, and leave an allocation first",
+            )
+        )
+    return found
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -59,17 +59,6 @@ DetachOption = Annotated[
     bool, typer.Option("--detach", help="As a job: print its id, and do not follow it.")
 ]
 
-# Slurm's short options for Slurm's own options.
-PartitionOption = Annotated[str, typer.Option("--partition", "-p", help="As sbatch's.")]
-AccountOption = Annotated[str, typer.Option("--account", "-A", help="As sbatch's.")]
-QosOption = Annotated[str, typer.Option("--qos", "-q", help="As sbatch's.")]
-TimeOption = Annotated[str, typer.Option("--time", "-t", help="As sbatch's.")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", "-N", min=1, help="As sbatch's.")]
-TasksPerNodeOption = Annotated[
-    int | None, typer.Option("--ntasks-per-node", min=1, help="As sbatch's: workers of a node.")
-]
-ConstraintOption = Annotated[str, typer.Option("--constraint", "-C", help="As sbatch's.")]
-
 # By field of SlurmConfig and ScalingConfig.
 _FLAGS = {
     "num_workers": "--workers",
@@ -103,6 +92,19 @@ def request_existing(policy: str) -> None:
         raise ConfigError(f"--existing={policy}: one of {', '.join(EXISTING_POLICIES)} is needed.")
     if policy:
         environ.request_existing(policy)
+
+
+def request_launch(*, dry_run: bool, detach: bool) -> None:
+    """Apply ``--dry-run``, or else ``--detach``, to every ``fit()`` of this process.
+
+    Not collective.
+    """
+    from hpctrain import environ
+
+    if dry_run:
+        environ.request_dry_run()
+    elif detach:
+        environ.request_detach()
 
 
 @contextmanager
@@ -146,8 +148,3 @@ def _as_flag(field: re.Match[str], *, without: Collection[str]) -> str:
     if name in without or (flag := _FLAGS.get(name)) is None:
         return field[0]
     return f"{flag} {flag.lstrip('-').upper() if value == '...' else value}"
-
-
-def slurm_fields(**given: str | int | None) -> dict[str, Any]:
-    """Return the fields of SlurmConfig that were given. Pure; not collective."""
-    return {name: value for name, value in given.items() if value}

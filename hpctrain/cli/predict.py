@@ -10,17 +10,12 @@ import typer
 
 from hpctrain.cli.options import (
     DEFAULT_STORAGE,
-    AccountOption,
-    ConstraintOption,
     DetachOption,
     DryRunOption,
-    NodesOption,
-    PartitionOption,
-    QosOption,
     StorageOption,
-    TimeOption,
-    slurm_fields,
+    request_launch,
 )
+from hpctrain.cli.slurm_options import SlurmFields, scaling_of, with_slurm_options
 
 CheckpointHelp = "Directory of a checkpoint, or of a run, whose newest checkpoint is used."
 PredictorOption = Annotated[
@@ -48,7 +43,9 @@ TrustOption = Annotated[
 ]
 
 
+@with_slurm_options(without=("tasks_per_node",))
 def predict(
+    *,
     checkpoint: Annotated[Path, typer.Option(help=CheckpointHelp)],
     input_: Annotated[
         list[Path],
@@ -80,12 +77,7 @@ def predict(
     launcher: Annotated[
         str, typer.Option(help="Where the ranks start: auto, local, allocation or slurm.")
     ] = "auto",
-    partition: PartitionOption = "",
-    account: AccountOption = "",
-    qos: QosOption = "",
-    time: TimeOption = "",
-    nodes: NodesOption = None,
-    constraint: ConstraintOption = "",
+    slurm: SlurmFields,
     detach: DetachOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -93,28 +85,14 @@ def predict(
 
     After a failure the same command continues where it stopped.
     """
-    from hpctrain import environ
-    from hpctrain.config import FailureConfig, RunConfig, ScalingConfig
+    from hpctrain.config import FailureConfig, RunConfig
     from hpctrain.predict.batch_predictor import BatchPredictor
     from hpctrain.predict.input import open_dataset
     from hpctrain.predict.registry import find_checkpoint, find_predictor
-    from hpctrain.slurm_config import SlurmConfig
 
-    if dry_run:
-        environ.request_dry_run()
-    elif detach:
-        environ.request_detach()
+    request_launch(dry_run=dry_run, detach=detach)
     found = find_checkpoint(checkpoint)
     predictor_cls = find_predictor(found, predictor)
-    given = slurm_fields(
-        partition=partition,
-        account=account,
-        qos=qos,
-        time=time,
-        nodes=nodes,
-        constraint=constraint,
-    )
-    resources = {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})}
     BatchPredictor.from_checkpoint(
         found,
         predictor_cls,
@@ -125,12 +103,7 @@ def predict(
         keep_columns=keep,
         batch_size=batch_size,
         output=output,
-        scaling_config=ScalingConfig(
-            num_workers=workers,
-            use_gpu=gpus > 0,
-            resources_per_worker=resources,
-            slurm=SlurmConfig(**given),
-        ),
+        scaling_config=scaling_of(workers, cpus=cpus, gpus=gpus, slurm=slurm),
         run_config=RunConfig(
             name=name or run_name("predict", output),
             storage_path=storage,

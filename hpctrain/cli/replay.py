@@ -8,20 +8,15 @@ import typer
 
 from hpctrain.cli.options import (
     DEFAULT_STORAGE,
-    AccountOption,
     JsonOption,
-    NodesOption,
-    PartitionOption,
-    QosOption,
     RunArgument,
     StorageOption,
-    TasksPerNodeOption,
-    TimeOption,
     naming_flags,
-    slurm_fields,
 )
+from hpctrain.cli.slurm_options import SlurmFields, with_slurm_options
 
 if TYPE_CHECKING:
+    from hpctrain.errors import HpctrainError
     from hpctrain.launch.replay import Replay
     from hpctrain.launch.request import Submission
     from hpctrain.launch.run_diff import Difference
@@ -29,8 +24,10 @@ if TYPE_CHECKING:
 _KEY_WIDTH = 11
 
 
+@with_slurm_options(without=("constraint",))
 def replay(
     run: RunArgument,
+    *,
     name: Annotated[
         str, typer.Option(help="Name of the new run.", show_default="NAME-replay-1, -2, ...")
     ] = "",
@@ -46,12 +43,7 @@ def replay(
             show_default="where those of the old run did",
         ),
     ] = "",
-    partition: PartitionOption = "",
-    account: AccountOption = "",
-    qos: QosOption = "",
-    time: TimeOption = "",
-    nodes: NodesOption = None,
-    ntasks_per_node: TasksPerNodeOption = None,
+    slurm: SlurmFields,
     keep_environment: Annotated[
         bool,
         typer.Option(
@@ -72,13 +64,12 @@ def replay(
     It has a directory of its own, and starts from no checkpoint of the old run. A job is submitted,
     and its id printed; other runs run here. Says before what is the same and what is not.
     """
-    from contextlib import ExitStack, nullcontext
+    from contextlib import ExitStack
 
     from hpctrain import environ
-    from hpctrain.cli.json_output import print_json, stdout_on_stderr
+    from hpctrain.cli.json_output import print_json
     from hpctrain.cli.list_runs import width_of_output
     from hpctrain.cli.stored_runs import find_run
-    from hpctrain.errors import HpctrainError
     from hpctrain.launch.fit import refuse_nested_fit
     from hpctrain.launch.replay import prepared_replay
 
@@ -88,15 +79,6 @@ def replay(
         environ.request_launcher(launcher)
     if dry_run:
         environ.request_dry_run()
-    fields = slurm_fields(
-        partition=partition,
-        account=account,
-        qos=qos,
-        time=time,
-        nodes=nodes,
-        tasks_per_node=ntasks_per_node,
-    )
-    failed: HpctrainError | None = None
     with ExitStack() as held:
         with naming_flags(without=("num_workers", "site")):
             new = held.enter_context(
@@ -104,34 +86,39 @@ def replay(
                     origin,
                     name=name or None,
                     storage_path=storage_path or None,
-                    slurm=fields,
+                    slurm=slurm,
                     repeats_environment=not keep_environment,
                 )
             )
-        submission = new.submission
-        text = render(new, width=width_of_output())
-        if dry_run:
-            if not json:
-                print(text)
-                _print_plan(submission)
-        else:
-            _show(text)
-            with stdout_on_stderr() if json else nullcontext():
-                try:
-                    _launch(submission)
-                except HpctrainError as error:
-                    failed = error
+        failed = None
+        if not dry_run:
+            failed = _begin(new, json=json)
+        elif not json:
+            print(render(new, width=width_of_output()))
+            _print_plan(new.submission)
     if json:
         print_json(to_json(new, began=not dry_run, failed=failed))
     if failed is not None:
         raise failed
 
 
-def _show(text: str) -> None:
-    """Show a text to the person at the terminal: stdout is the id of the job."""
+def _begin(new: Replay, *, json: bool) -> HpctrainError | None:
+    """Run it; return why it failed, if it did."""
     import sys
+    from contextlib import nullcontext
 
-    print(text, file=sys.stderr, flush=True)
+    from hpctrain.cli.json_output import stdout_on_stderr
+    from hpctrain.cli.list_runs import width_of_output
+    from hpctrain.errors import HpctrainError
+
+    # For the person at the terminal: stdout is the id of the job.
+    print(render(new, width=width_of_output()), file=sys.stderr, flush=True)
+    with stdout_on_stderr() if json else nullcontext():
+        try:
+            _launch(new.submission)
+        except HpctrainError as error:
+            return error
+    return None
 
 
 def _print_plan(submission: Submission) -> None:

@@ -33,14 +33,13 @@ def submit_script(
     """
     from hpctrain.cli.exit_codes import OK, say
     from hpctrain.cli.options import naming_flags
-    from hpctrain.config import ScalingConfig
+    from hpctrain.cli.slurm_options import scaling_of
     from hpctrain.errors import ConfigError
     from hpctrain.launch.request import with_sbatch_variables
     from hpctrain.plan.site import load_site
     from hpctrain.plan.template import render_template
     from hpctrain.slurm.probe import place_on_partition
     from hpctrain.slurm.script_job import submit_and_wait, submit_text
-    from hpctrain.slurm_config import SlurmConfig
 
     if not script.exists():
         raise ConfigError(f"there is no script {script} (working directory {Path.cwd()}).")
@@ -49,13 +48,7 @@ def submit_script(
             "--script needs --workers: no part of the script runs before the job, so set the "
             "workers of its largest fit(), and with --cpus and --gpus the resources of each."
         )
-    resources = {key: float(n) for key, n in (("CPU", cpus), ("GPU", gpus)) if n}
-    scaling = ScalingConfig(
-        num_workers=workers,
-        use_gpu=gpus > 0,
-        resources_per_worker=resources,
-        slurm=SlurmConfig(**slurm),
-    )
+    scaling = scaling_of(workers, cpus=cpus, gpus=gpus, slurm=slurm)
     with naming_flags():
         site = with_sbatch_variables(load_site(scaling.slurm.site))
         _, node = place_on_partition(scaling, site, needs_answer=not dry_run)

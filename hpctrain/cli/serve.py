@@ -10,15 +10,10 @@ import typer
 
 from hpctrain.cli.options import (
     DEFAULT_STORAGE,
-    AccountOption,
-    ConstraintOption,
     DetachOption,
     DryRunOption,
-    PartitionOption,
-    QosOption,
     StorageOption,
-    TimeOption,
-    slurm_fields,
+    request_launch,
 )
 from hpctrain.cli.predict import (
     CheckpointHelp,
@@ -28,10 +23,13 @@ from hpctrain.cli.predict import (
     predictor_arguments,
     run_name,
 )
+from hpctrain.cli.slurm_options import SlurmFields, scaling_of, with_slurm_options
 
 
+@with_slurm_options(without=("nodes", "tasks_per_node"))
 def serve(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help=CheckpointHelp)],
+    *,
     predictor: PredictorOption = "",
     model: ModelOption = "",
     trust_preprocessor: TrustOption = False,
@@ -67,18 +65,14 @@ def serve(
         str, typer.Option(help="Name of the run.", show_default="made of the checkpoint's")
     ] = "",
     storage: StorageOption = DEFAULT_STORAGE,
-    partition: PartitionOption = "",
-    account: AccountOption = "",
-    qos: QosOption = "",
-    time: TimeOption = "",
-    constraint: ConstraintOption = "",
+    slurm: SlurmFields,
     detach: DetachOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Serve the model of CHECKPOINT over HTTP until it is stopped."""
     from hpctrain.cli.exit_codes import say
     from hpctrain.predict.registry import find_checkpoint, find_predictor
-    from hpctrain.serve.server import LOOPBACK, Service, new_token
+    from hpctrain.serve.server import LOOPBACK, Service, Serving, new_token
     from hpctrain.serve.server import serve as serve_here
 
     if no_token and not yes:
@@ -102,25 +96,12 @@ def serve(
     if not launcher:
         serve_here(service, on_url=lambda url: say(f"serving on {url} (try {url}/docs)"))
         return
-    from hpctrain import environ
-    from hpctrain.config import RunConfig, ScalingConfig
-    from hpctrain.serve.server import Serving
-    from hpctrain.slurm_config import SlurmConfig
+    from hpctrain.config import RunConfig
 
-    if dry_run:
-        environ.request_dry_run()
-    elif detach:
-        environ.request_detach()
-    given = slurm_fields(
-        partition=partition, account=account, qos=qos, time=time, constraint=constraint
-    )
+    request_launch(dry_run=dry_run, detach=detach)
     Serving(
         service,
-        scaling_config=ScalingConfig(
-            use_gpu=gpus > 0,
-            resources_per_worker={"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})},
-            slurm=SlurmConfig(**given),
-        ),
+        scaling_config=scaling_of(1, cpus=cpus, gpus=gpus, slurm=slurm),
         run_config=RunConfig(
             name=name or run_name("serve", found.path),
             storage_path=storage,

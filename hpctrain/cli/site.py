@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.options import (
-    DEFAULT_STORAGE,
-    AccountOption,
-    QosOption,
-    StorageOption,
-    naming_flags,
-    slurm_fields,
-)
+from hpctrain.cli.options import DEFAULT_STORAGE, StorageOption, naming_flags
+from hpctrain.cli.slurm_options import AccountOption, QosOption, slurm_fields
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hpctrain.cli.options import (
-    AccountOption,
-    ArgsArgument,
-    ConstraintOption,
-    ExistingOption,
-    NodesOption,
-    PartitionOption,
-    QosOption,
-    TasksPerNodeOption,
-    TimeOption,
-    request_existing,
-    slurm_fields,
-)
+from hpctrain.cli.options import ArgsArgument, ExistingOption, request_existing, request_launch
+from hpctrain.cli.slurm_options import SlurmFields, slurm_fields, with_slurm_options
 from hpctrain.errors import ConfigError
 
 
+@with_slurm_options()
 def submit(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script that calls fit().")],
+    *,
     args: ArgsArgument = None,
-    partition: PartitionOption = "",
-    account: AccountOption = "",
-    qos: QosOption = "",
-    time: TimeOption = "",
-    nodes: NodesOption = None,
-    ntasks_per_node: TasksPerNodeOption = None,
-    constraint: ConstraintOption = "",
+    slurm: SlurmFields,
     whole_script: Annotated[
         bool,
         typer.Option(
@@ -64,24 +50,7 @@ def submit(
     would wait for its run; its output until then goes to stderr. If it would have begun more runs
     later, they are named and the exit code is 2.
     """
-    from contextlib import nullcontext, redirect_stdout
-    from sys import stderr
-
-    from hpctrain import environ
-    from hpctrain.cli.exit_codes import say
-    from hpctrain.cli.script import run_script
-    from hpctrain.launch.detach import printed
-
-    fields = slurm_fields(
-        partition=partition,
-        account=account,
-        qos=qos,
-        time=time,
-        nodes=nodes,
-        tasks_per_node=ntasks_per_node,
-        constraint=constraint,
-        site=site,
-    )
+    fields = {**slurm, **slurm_fields(site=site)}
     if whole_script:
         from hpctrain.cli.script_job import submit_script
 
@@ -102,14 +71,26 @@ def submit(
             "--workers, --cpus and --gpus are for --script. Without it the script's ScalingConfig "
             "says what each run needs."
         )
-    environ.request_slurm_overrides(fields)
-    environ.request_launcher("slurm")
     request_existing(existing)
-    if dry_run:
-        environ.request_dry_run()
-    elif not wait:
-        environ.request_detach()
+    _submit_runs(script, args or [], slurm=fields, wait=wait, dry_run=dry_run)
+
+
+def _submit_runs(
+    script: Path, args: Sequence[str], *, slurm: SlurmFields, wait: bool, dry_run: bool
+) -> None:
+    """Run a script up to its fit(), and submit that."""
+    from contextlib import nullcontext, redirect_stdout
+    from sys import stderr
+
+    from hpctrain import environ
+    from hpctrain.cli.exit_codes import say
+    from hpctrain.cli.script import run_script
+    from hpctrain.launch.detach import printed
+
+    environ.request_slurm_overrides(slurm)
+    environ.request_launcher("slurm")
+    request_launch(dry_run=dry_run, detach=not wait)
     with redirect_stdout(stderr) if not (wait or dry_run) else nullcontext():
-        run_script(script, args or [])
+        run_script(script, args)
     if dry_run or not (wait or printed):
         say(f"{script} has ended, and nothing was submitted.")

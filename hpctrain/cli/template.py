@@ -7,20 +7,13 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.options import (
-    AccountOption,
-    ConstraintOption,
-    NodesOption,
-    PartitionOption,
-    QosOption,
-    TasksPerNodeOption,
-    TimeOption,
-    naming_flags,
-    slurm_fields,
-)
+from hpctrain.cli.options import naming_flags
+from hpctrain.cli.slurm_options import SlurmFields, scaling_of, slurm_fields, with_slurm_options
 
 
+@with_slurm_options()
 def template(
+    *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of --list.")] = "",
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="The training script.")
@@ -34,44 +27,21 @@ def template(
     ] = None,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of a worker.")] = 0,
     site: Annotated[str, typer.Option(help="A site profile of --list, or a .toml file.")] = "",
-    partition: PartitionOption = "",
-    account: AccountOption = "",
-    qos: QosOption = "",
-    time: TimeOption = "",
-    nodes: NodesOption = None,
-    ntasks_per_node: TasksPerNodeOption = None,
-    constraint: ConstraintOption = "",
+    slurm: SlurmFields,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write, which must not exist.")
     ] = None,
 ) -> None:
     """Print a batch script for SCRIPT, or list the templates."""
-    from hpctrain.config import ScalingConfig
     from hpctrain.errors import ConfigError
     from hpctrain.plan.template import render_template
-    from hpctrain.slurm_config import SlurmConfig
 
     if list_ or not name:
         print(_list_all())
         return
-    fields = slurm_fields(
-        partition=partition,
-        account=account,
-        qos=qos,
-        time=time,
-        nodes=nodes,
-        tasks_per_node=ntasks_per_node,
-        constraint=constraint,
-        site=site,
-    )
-    resources = {key: float(n) for key, n in (("CPU", cpus), ("GPU", gpus)) if n}
+    fields = {**slurm, **slurm_fields(site=site)}
     with naming_flags():
-        scaling = ScalingConfig(
-            num_workers=workers,
-            use_gpu=gpus > 0,
-            resources_per_worker=resources,
-            slurm=SlurmConfig(**fields),
-        )
+        scaling = scaling_of(workers, cpus=cpus, gpus=gpus, slurm=fields)
         text = render_template(name, script=script, scaling=scaling)
     if output is None:
         print(text, end="" if text.endswith("\n") else "\n")
