@@ -245,14 +245,11 @@ def _check_reservation(ask: Ask, reservation: Mapping[str, str] | None) -> list[
     if name is None:
         return []
     if reservation is None:
-        return [
-            error(
-                "reservation",
-                f"there is no reservation {name!r}",
-                why="sbatch refuses the job",
-                step="'scontrol show reservation' lists them",
-            )
-        ]
+        return _refuse_reservation(
+            f"there is no reservation {name!r}",
+            why="sbatch refuses the job",
+            step="'scontrol show reservation' lists them",
+        )
     users = reservation.get("Users", "(null)").split(",")
     accounts = reservation.get("Accounts", "(null)").split(",")
     is_mine = (
@@ -261,34 +258,25 @@ def _check_reservation(ask: Ask, reservation: Mapping[str, str] | None) -> list[
         or ask.account in accounts
     )
     if not is_mine:
-        return [
-            error(
-                "reservation",
-                f"reservation {name!r} is not for user {ask.user!r}",
-                why="sbatch refuses the job",
-                step="Ask who made it to add you, or leave it out",
-            )
-        ]
+        return _refuse_reservation(
+            f"reservation {name!r} is not for user {ask.user!r}",
+            why="sbatch refuses the job",
+            step="Ask who made it to add you, or leave it out",
+        )
     state, count = reservation.get("State", ""), reservation.get("NodeCnt", "")
     if count.isdigit() and int(count) < ask.nodes:
-        return [
-            error(
-                "reservation",
-                f"reservation {name!r} has {measured(count, 'node')}, and {ask.nodes} are needed",
-                why="it never starts",
-                step="Ask for fewer workers, or leave the reservation out",
-            )
-        ]
+        return _refuse_reservation(
+            f"reservation {name!r} has {measured(count, 'node')}, and {ask.nodes} are needed",
+            why="it never starts",
+            step="Ask for fewer workers, or leave the reservation out",
+        )
     duration = reservation.get("Duration", "")
     if ask.time and duration and minutes_of(ask.time) > minutes_of(duration):
-        return [
-            error(
-                "reservation",
-                f"reservation {name!r} lasts {duration}, and the job asks for {ask.time}",
-                why="it never starts inside it",
-                step=f"SlurmConfig(time='{duration}') or less",
-            )
-        ]
+        return _refuse_reservation(
+            f"reservation {name!r} lasts {duration}, and the job asks for {ask.time}",
+            why="it never starts inside it",
+            step=f"SlurmConfig(time='{duration}') or less",
+        )
     if state != "ACTIVE":
         begin = reservation.get("StartTime", "")
         return [
@@ -301,6 +289,10 @@ def _check_reservation(ask: Ask, reservation: Mapping[str, str] | None) -> list[
     return [
         ok("reservation", f"reservation {name!r} is active, until {reservation.get('EndTime')}")
     ]
+
+
+def _refuse_reservation(what: str, *, why: str, step: str) -> list[Finding]:
+    return [error("reservation", what, why=why, step=step)]
 
 
 def _beyond(check: str, limit: Limit) -> Finding:

@@ -93,8 +93,7 @@ def query_facts(
         account = account or associations[0].default_account
         mine = next((a for a in associations if a.account == account), associations[0])
         qos = mine.default_qos or None
-    of_partition = facts.partition_qos
-    names = [name for name in (of_partition, qos) if name is not None]
+    names = [name for name in (facts.partition_qos, qos) if name is not None]
     known = {record.name: record for record in facts.records if record.kind == "QOS"}
     # Where the database does not answer, the controller's own will do.
     stored = {record.name: record for record in _query_qos(names)} or known
@@ -102,23 +101,16 @@ def query_facts(
         *[record for record in facts.records if record.kind != "QOS"],
         *[_merged(record, known.get(name)) for name, record in stored.items() if name in names],
     ]
-    return replace(
+    found = replace(
         facts,
         groups=parse_node_groups(_ask(sinfo)),
         associations=associations,
         records=records,
-        limits=records_of(
-            records,
-            user=user,
-            account=account or _default_account(records),
-            partition=partition,
-            qos=qos,
-            partition_qos=of_partition,
-        )
-        if facts.limits
-        else (),
         reservation=record or None,
     )
+    if not facts.limits:
+        return found
+    return _with_limits(found, user=user, partition=partition, account=account, qos=qos)
 
 
 def query_limits(
@@ -151,17 +143,22 @@ def query_limits(
     if "limits" not in enforced and "safe" not in enforced:
         # The site keeps them, and Slurm does not look at them.
         return facts
-    return replace(
-        facts,
-        limits=records_of(
-            records,
-            user=user,
-            account=account or _default_account(records),
-            partition=partition,
-            qos=qos,
-            partition_qos=facts.partition_qos,
-        ),
+    return _with_limits(facts, user=user, partition=partition, account=account, qos=qos)
+
+
+def _with_limits(
+    facts: ClusterFacts, *, user: str, partition: str, account: str | None, qos: str | None
+) -> ClusterFacts:
+    """Return facts with those of their records that apply."""
+    limits = records_of(
+        facts.records,
+        user=user,
+        account=account or _default_account(facts.records),
+        partition=partition,
+        qos=qos,
+        partition_qos=facts.partition_qos,
     )
+    return replace(facts, limits=limits)
 
 
 def _default_account(records: Sequence[LimitRecord]) -> str | None:
