@@ -7,7 +7,7 @@ communicates can also run on `SerialComm` (one rank, no MPI) and on the thread c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,12 @@ class Communicator(Protocol):
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """Return every rank's object, by rank, on the root, and None elsewhere. Collective."""
 
+    def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
+        """Return what the root has for this rank, of an object for each, by rank. Collective.
+
+        Other ranks give None.
+        """
+
     def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
         """Return the reduction of every rank's object, pairwise, lower ranks first. Collective.
 
@@ -91,6 +97,11 @@ class SerialComm:
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """Return `obj` alone."""
         return [obj]
+
+    def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
+        """Return the only one."""
+        (mine,) = objects or ()
+        return mine
 
     def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
         """Return `obj`."""

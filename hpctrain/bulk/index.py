@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from io import BytesIO
+from typing import Any, overload
 
 from hpctrain.bulk.state_file import Chunk, StateFile
 from hpctrain.errors import CheckpointError
@@ -28,12 +30,58 @@ class IndexedFile:
     """Relative to the directory of the index."""
     layout: StateFile
 
+    def encode(self) -> bytes:
+        """Return what the index's file has of it. Not collective."""
+        content = {
+            "name": self.name,
+            "header_bytes": self.layout.header_bytes,
+            "data_bytes": self.layout.data_bytes,
+            "pieces": [
+                [chunk.name, chunk.dtype, list(chunk.shape), list(chunk.offsets), start]
+                for chunk, start in zip(self.layout.chunks, self.layout.starts, strict=True)
+            ],
+        }
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
+class PlannedFiles(Sequence[IndexedFile]):
+    """Files that are made when they are asked for: those of thousands of ranks fill a memory.
+
+    Parameters
+    ----------
+    number
+        How many.
+    file
+        Returns a file, given its number.
+    """
+
+    def __init__(self, number: int, file: Callable[[int], IndexedFile]) -> None:
+        self._number, self._file = number, file
+
+    def __len__(self) -> int:
+        return self._number
+
+    @overload
+    def __getitem__(self, index: int) -> IndexedFile: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[IndexedFile]: ...
+
+    def __getitem__(self, index: int | slice) -> IndexedFile | Sequence[IndexedFile]:
+        found = range(self._number)[index]
+        return self._file(found) if isinstance(found, int) else [self._file(i) for i in found]
+
+    @cached_property
+    def encoded(self) -> Sequence[bytes]:
+        """What the index's file has of each: a run writes the same again and again."""
+        return [file.encode() for file in self]
+
 
 @dataclass(frozen=True, kw_only=True)
 class StateIndex:
     """All files of a state, and what is no tensor."""
 
-    files: tuple[IndexedFile, ...]
+    files: Sequence[IndexedFile]
     shapes: Mapping[str, tuple[int, ...]]
     """Of the whole tensors, by name; of all types that safetensors has."""
     values: Mapping[str, Any]
@@ -53,26 +101,24 @@ class StateIndex:
     def encode(self) -> bytes:
         """Return the content of the index's file. Not collective."""
         content = {
-            "format": FORMAT,
-            "files": [
-                {
-                    "name": file.name,
-                    "header_bytes": file.layout.header_bytes,
-                    "data_bytes": file.layout.data_bytes,
-                    "pieces": [
-                        [chunk.name, chunk.dtype, list(chunk.shape), list(chunk.offsets), start]
-                        for chunk, start in zip(file.layout.chunks, file.layout.starts, strict=True)
-                    ],
-                }
-                for file in self.files
-            ],
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "values": dict(self.values),
             "aliases": dict(self.aliases),
             "types": None if self.types is None else dict(self.types),
             "trees": dict(self.trees),
         }
-        return json.dumps(content, separators=(",", ":")).encode()
+        if isinstance(self.files, PlannedFiles):
+            files = self.files.encoded
+        else:
+            files = [file.encode() for file in self.files]
+        # Of thousands of ranks it is large: no second copy of it is made.
+        encoded = BytesIO()
+        encoded.write(b'{"format":%d,"files":[' % FORMAT)
+        for number, file in enumerate(files):
+            encoded.write(b"," if number else b"")
+            encoded.write(file)
+        encoded.write(b"]," + json.dumps(content, separators=(",", ":")).encode()[1:])
+        return encoded.getvalue()
 
     @staticmethod
     def decode(content: bytes, *, name: str) -> StateIndex:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -57,6 +57,10 @@ class ThreadComm:
         """Return every thread's object, by rank, on the root, and None elsewhere. Collective."""
         gathered = self.allgather(obj)
         return gathered if self._rank == root else None
+
+    def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
+        """Return what the root has for this thread. Collective."""
+        return self.allgather(objects)[root][self._rank]
 
     def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
         """Return every thread's object, joined two by two, lower ranks first. Collective."""

@@ -221,10 +221,65 @@ def allgather_in_time(
     everything = bytearray(size)
     if not _wait(_gather(comm, mine, everything, lengths, starts), timeout_s=timeout_s):
         return None
-    return [
-        bytes(everything[start : start + length])
-        for start, length in zip(starts, lengths, strict=True)
-    ]
+    return _parts(everything, lengths)
+
+
+def gather_in_time(
+    comm: Comm,
+    mine: bytes,
+    *,
+    lengths: Sequence[int],
+    timeout_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[bytes] | None:
+    """Return every rank's bytes, by rank, on rank 0, and nothing elsewhere; None after the timeout.
+
+    Collective.
+
+    Parameters
+    ----------
+    lengths
+        Of each rank's bytes; only rank 0 needs them.
+    """
+    from mpi4py import MPI
+
+    is_root = comm.rank == 0
+    *starts, size = accumulate(lengths if is_root else (), initial=0)
+    everything = bytearray(size)
+    into = [everything, lengths, starts, MPI.BYTE] if is_root else None
+    request = comm.Igatherv([mine, MPI.BYTE], into)
+    if not _wait(request, timeout_s=timeout_s, meanwhile=meanwhile):
+        return None
+    return _parts(everything, lengths) if is_root else []
+
+
+def scatter_in_time(
+    comm: Comm,
+    given: Sequence[bytes],
+    *,
+    timeout_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> bytes | None:
+    """Return what rank 0 gives this rank; None after the timeout. Collective.
+
+    Parameters
+    ----------
+    given
+        Each rank's, by rank, on rank 0.
+    """
+    from mpi4py import MPI
+
+    is_root = comm.rank == 0
+    lengths, length = array("q", map(len, given)), array("q", [0])
+    sizes = comm.Iscatter(lengths if is_root else None, length)
+    if not _wait(sizes, timeout_s=timeout_s, meanwhile=meanwhile):
+        return None
+    *starts, _ = accumulate(lengths, initial=0)
+    mine = bytearray(length[0])
+    everything = [b"".join(given), lengths, starts, MPI.BYTE] if is_root else None
+    if not _wait(comm.Iscatterv(everything, [mine, MPI.BYTE]), timeout_s=timeout_s):
+        return None
+    return bytes(mine)
 
 
 def start_sending(comm: Comm, content: Buffer, rank: int, *, tag: int) -> Request:
@@ -254,6 +309,14 @@ def _gather(
     from mpi4py import MPI
 
     return comm.Iallgatherv([mine, MPI.BYTE], [into, lengths, starts, MPI.BYTE])
+
+
+def _parts(everything: bytearray, lengths: Sequence[int]) -> list[bytes]:
+    *starts, _ = accumulate(lengths, initial=0)
+    return [
+        bytes(everything[start : start + length])
+        for start, length in zip(starts, lengths, strict=True)
+    ]
 
 
 def _wait(

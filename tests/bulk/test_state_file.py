@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from hpctrain.bulk.index import IndexedFile, StateIndex
+from hpctrain.bulk.index import IndexedFile, PlannedFiles, StateIndex
 from hpctrain.bulk.state_file import (
     BLOCK_BYTES,
     PAGE_BYTES,
@@ -134,3 +134,23 @@ def test_an_index_names_files_of_its_directory_only(name: str) -> None:
     content = StateIndex(files=files, shapes={}, values={}).encode()
     with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
         StateIndex.decode(content, name="state.json")
+
+
+def test_files_that_are_made_when_they_are_asked_for_are_encoded_once_as_others_are() -> None:
+    made = []
+
+    def make(number: int) -> IndexedFile:
+        made.append(number)
+        return IndexedFile(name=f"f{number}", layout=StateFile.plan(PIECES[number:]))
+
+    for count in (0, 1, 3):
+        files = tuple(make(number) for number in range(count))
+        planned = PlannedFiles(count, make)
+        assert tuple(planned) == files
+        assert planned[1:] == list(files[1:])
+        made.clear()
+        for values in ({"epoch": 1}, {"epoch": 2}):
+            index = StateIndex(files=planned, shapes={"w": (3,)}, values=values)
+            assert index.encode() == replace(index, files=files).encode()
+            assert StateIndex.decode(index.encode(), name="") == replace(index, files=files)
+        assert made == list(range(count))

@@ -17,6 +17,7 @@ def say(comm: Communicator) -> dict[str, Any]:
         "bcast": comm.bcast(mine, root=comm.size - 1),
         "allgather": comm.allgather(mine),
         "gather": comm.gather(mine),
+        "scatter": comm.scatter([f"to {i}" for i in range(comm.size)] if comm.rank == 0 else None),
         "allreduce": comm.allreduce(mine, op=lambda a, b: a + b),
     }
 
@@ -25,8 +26,9 @@ def test_collectives_join_what_threads_say_in_their_order():
     first, second, third = run_on_threads(3, say)
     every = ["<0>", "<1>", "<2>"]
     everyone = {"bcast": "<2>", "allgather": every, "allreduce": "<0><1><2>"}
-    assert first == {**everyone, "gather": every}
-    assert second == third == {**everyone, "gather": None}
+    assert first == {**everyone, "gather": every, "scatter": "to 0"}
+    assert second == {**everyone, "gather": None, "scatter": "to 1"}
+    assert third == {**second, "scatter": "to 2"}
 
 
 def test_one_rank_says_what_one_thread_says():

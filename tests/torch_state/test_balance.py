@@ -14,7 +14,7 @@ from hpctrain.torch.state.layout.balance import HeldRows, balance_rows
 def _written(held: list[HeldRows], ranks: int) -> list[int]:
     """Return the bytes of each rank, having checked that each row is written once."""
     total = [0] * ranks
-    for item, ranges in zip(held, balance_rows(held, ranks=ranks), strict=True):
+    for item, ranges in zip(held, balance_rows(held, load=[0] * ranks), strict=True):
         position = 0
         for rows in ranges:
             assert rows.rank in item.holders
@@ -51,7 +51,7 @@ def test_each_item_looks_at_its_own_ranks_only() -> None:
     everyone = Walked(range(2000))
     held = [HeldRows(holders=everyone, rows=4096, row_bytes=16384) for _ in range(300)]
     Walked.steps = 0
-    ranges = balance_rows(held, ranks=len(everyone))
+    ranges = balance_rows(held, load=[0] * len(everyone))
     assert Walked.steps <= 2 * len(everyone)
     total = [0] * len(everyone)
     for rows in itertools.chain(*ranges):
@@ -84,7 +84,7 @@ def test_what_has_no_bytes_still_has_a_writer() -> None:
         HeldRows(holders=(0, 1), rows=3, row_bytes=0),
         HeldRows(holders=(0, 1), rows=1, row_bytes=4),
     ]
-    assert [len(ranges) for ranges in balance_rows(held, ranks=2)] == [1, 1, 1]
+    assert [len(ranges) for ranges in balance_rows(held, load=[0, 0])] == [1, 1, 1]
 
 
 def test_any_mixture_is_written_once() -> None:

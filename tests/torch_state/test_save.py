@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,51 +103,6 @@ def test_ranks_that_have_the_same_write_each_byte_once_and_equally_many(
         assert len(written) == ranks
         assert sum(written) == sum(_bits(value).numel() for value in state.tensors.values())
         assert max(written) <= 1.02 * sum(written) / ranks
-
-
-class Counting:
-    """A communicator that keeps what its collectives were for."""
-
-    def __init__(self, comm: ThreadComm) -> None:
-        self._comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.stages: list[str] = []
-
-    def allgather(self, obj: Any) -> list[Any]:
-        self.stages.append(obj[0])
-        return self._comm.allgather(obj)
-
-
-def _planned(states: Callable[[int], Iterable[dict[str, torch.Tensor]]]) -> list[Any]:
-    """Plan states on two ranks; return what each was told of, and the shapes of each plan."""
-
-    def plan(comm: ThreadComm) -> Any:
-        counting: Any = Counting(comm)
-        shapes = []
-        for tensors in states(comm.rank):
-            state = flatten_state(others={"x": tensors})
-            index = plan_save(state, communicator=counting).index
-            shapes.append(None if index is None else dict(index.shapes))
-        return counting.stages, shapes
-
-    return run_on_threads(2, plan)
-
-
-def test_a_plan_is_shared_out_once() -> None:
-    def states(rank: int) -> Iterable[dict[str, torch.Tensor]]:
-        for width in (11, 11, 12, 11):
-            yield {"w": torch.zeros(3, width), f"of {rank}": torch.zeros(2)}
-
-    once, again = ["save_state()", "sharing out"], ["save_state()"]
-    assert [stages for stages, _ in _planned(states)] == [once + again + once + again] * 2
-
-
-def test_a_state_may_change_on_one_rank_alone() -> None:
-    def states(rank: int) -> Iterable[dict[str, torch.Tensor]]:
-        for size in (7, 8, 7):
-            yield {f"of {rank}": torch.zeros(size if rank == 1 else 5)}
-
-    (_, shapes), _ = _planned(states)
-    assert shapes == [{"x.of 0": (5,), "x.of 1": (size,)} for size in (7, 8, 7)]
 
 
 def test_buffers_are_those_of_the_lowest_rank(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Where to read, from the top down::
     save_state    save.py
                   -> state_dict/flatten.py     all of it as tensors and values by name
                   -> layout/save_plan.py       which rank writes which rows of which tensor
+                  -> layout/share_out.py       that plan, made by rank 0 for all ranks
                   -> layout/block_source.py    what of which tensor is in a block of a file
                   -> bulk/state_file_writer.py            blocks to the disk, with digests
 

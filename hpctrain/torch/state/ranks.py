@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from hpctrain import timeouts
 from hpctrain.errors import CheckpointError
 from hpctrain.worker.context import active_worker, is_active
 from hpctrain.world import Communicator, SerialComm
 
+if TYPE_CHECKING:
+    from hpctrain.worker.mpi import Comm
+
+T = TypeVar("T")
 _TOGETHER = (
     "Every rank must make the same calls in the same order, never inside `if rank == 0`, with "
     "tensors of the same names, shapes and types."
@@ -95,28 +100,103 @@ def failing_together(ranks: Communicator, stage: str) -> Iterator[None]:
         raise
 
 
+def ask_rank_0(
+    ranks: Communicator,
+    stage: str,
+    content: bytes,
+    answer: Callable[[Sequence[bytes]], Sequence[bytes]],
+) -> bytes:
+    """Send this rank's bytes to rank 0, and return what that answers this rank. Collective.
+
+    What `exchange` gives to all ranks would fill the memory of each, if there are thousands. Here
+    rank 0 receives what all send, and each other rank its own answer.
+
+    Parameters
+    ----------
+    ranks, stage
+        As for `exchange`.
+    content
+        What this rank sends.
+    answer
+        Called on rank 0, with what every rank sent: returns what each receives.
+
+    Raises
+    ------
+    CheckpointError
+        As of `exchange`; or on all ranks if rank 0 cannot answer.
+    """
+    # Ranks that make other calls are noticed here, and not by what comes next.
+    lengths = exchange(ranks, stage, len(content))
+    contents = _sent_to_rank_0(ranks, stage, content, lengths)
+    answers: list[bytes | _Failed] = []
+    cause = None
+    if contents is not None:
+        try:
+            answers += answer(contents)
+        # Whatever it is: the other ranks wait for an answer.
+        except Exception as error:
+            cause, reason = error, str(error) or type(error).__name__
+            if not isinstance(error, CheckpointError):
+                reason = f"rank 0 of {ranks.size} failed: {reason}"
+            answers = [_Failed(reason)] * ranks.size
+    received: bytes | _Failed = _sent_by_rank_0(ranks, stage, answers)
+    if isinstance(received, _Failed):
+        raise CheckpointError(received.reason) from cause
+    return received
+
+
 def _gathered(ranks: Communicator, stage: str, sent: Any) -> list[Any]:
-    if not hasattr(ranks, "Iallgather"):
+    if not _is_mpi(ranks):
         return ranks.allgather(sent)
     from hpctrain.worker.mpi import allgather_in_time
 
-    comm: Any = ranks
-    content = pickle.dumps(sent)
+    call = partial(allgather_in_time, ranks, pickle.dumps(sent))
+    return [pickle.loads(content) for content in _in_time(ranks, stage, call)]
+
+
+def _sent_to_rank_0(
+    ranks: Communicator, stage: str, content: bytes, lengths: Sequence[int]
+) -> list[bytes] | None:
+    """Return what all ranks sent, on rank 0. Collective."""
+    if not _is_mpi(ranks):
+        return ranks.gather(content)
+    from hpctrain.worker.mpi import gather_in_time
+
+    contents = _in_time(ranks, stage, partial(gather_in_time, ranks, content, lengths=lengths))
+    return contents if ranks.rank == 0 else None
+
+
+def _sent_by_rank_0(ranks: Communicator, stage: str, answers: Sequence[Any]) -> Any:
+    """Return what rank 0 has for this rank. Collective."""
+    if not _is_mpi(ranks):
+        return ranks.scatter(answers if ranks.rank == 0 else None)
+    from hpctrain.worker.mpi import scatter_in_time
+
+    given = [pickle.dumps(answer) for answer in answers]
+    return pickle.loads(_in_time(ranks, stage, partial(scatter_in_time, ranks, given)))
+
+
+def _is_mpi(ranks: Communicator) -> TypeGuard[Comm]:
+    return hasattr(ranks, "Iallgather")
+
+
+def _in_time(ranks: Communicator, stage: str, call: Callable[..., T | None]) -> T:
+    """Return what a call of `hpctrain.worker.mpi` gives, or raise after the timeout. Collective."""
     if is_active():
         session = active_worker("hpctrain.torch.state").session
         timeout_s = session.commit_timeout_s
         with session.collective(stage) as waits:
-            contents = allgather_in_time(comm, content, timeout_s=timeout_s, meanwhile=waits)
+            received = call(timeout_s=timeout_s, meanwhile=waits)
     else:
         timeout_s = timeouts.CHECKPOINT_PARTS_S
-        contents = allgather_in_time(comm, content, timeout_s=timeout_s)
-    if contents is None:
+        received = call(timeout_s=timeout_s)
+    if received is None:
         raise CheckpointError(
             f"rank {ranks.rank} waited {timeouts.describe(timeout_s)} in {stage}, and not "
             f"all {ranks.size} ranks came. {_TOGETHER} "
             f"SyncConfig(sync_timeout=...) sets how long to wait."
         )
-    return [pickle.loads(content) for content in contents]
+    return received
 
 
 class GroupComm:
@@ -174,8 +254,20 @@ class GroupComm:
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """Return every rank's object, by rank, on the root, and None elsewhere. Collective."""
-        objects = self.allgather(obj)
-        return objects if self.rank == root else None
+        import torch.distributed
+
+        objects: list[Any] | None = [None] * self.size if self.rank == root else None
+        torch.distributed.gather_object(obj, objects, dst=root)
+        return objects
+
+    def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
+        """Return what the root has for this rank. Collective."""
+        import torch.distributed
+
+        received: list[Any] = [None]
+        given = None if objects is None else list(objects)
+        torch.distributed.scatter_object_list(received, given, src=root)
+        return received[0]
 
     def allreduce(self, obj: Any, op: Callable[[Any, Any], Any]) -> Any:
         """Return every rank's object, joined two by two, lower ranks first. Collective."""

@@ -82,7 +82,7 @@ def _balanced(plans: Sequence[SavePlan]) -> list[SavePlan]:
         for index, ranks in holders.items()
     ]
     balanced: list[list[WriteItem]] = [[] for _ in plans]
-    for index, ranges in zip(holders, balance_rows(held, ranks=len(plans)), strict=True):
+    for index, ranges in zip(holders, balance_rows(held, load=[0] * len(plans)), strict=True):
         for rows in ranges:
             balanced[rows.rank].append(_slice(items[index], rows))
     return [replace(plan, items=its) for plan, its in zip(plans, balanced, strict=True)]

@@ -27,7 +27,7 @@ class RowRange:
     stop: int
 
 
-def balance_rows(held: Sequence[HeldRows], *, ranks: int) -> list[list[RowRange]]:
+def balance_rows(held: Sequence[HeldRows], *, load: Sequence[int]) -> list[list[RowRange]]:
     """Return who writes which rows of each, so that all ranks write equally many bytes.
 
     Not collective; the same on every rank that is given the same. What one rank holds it writes.
@@ -38,16 +38,16 @@ def balance_rows(held: Sequence[HeldRows], *, ranks: int) -> list[list[RowRange]
     ----------
     held
         What there is to write.
-    ranks
-        Their number.
+    load
+        By rank: bytes that it writes besides.
 
     Examples
     --------
-    >>> balance_rows([HeldRows(holders=(0, 1), rows=10, row_bytes=4)], ranks=2)
+    >>> balance_rows([HeldRows(holders=(0, 1), rows=10, row_bytes=4)], load=[0, 0])
     [[RowRange(rank=0, start=0, stop=5), RowRange(rank=1, start=5, stop=10)]]
     """
     ranges: list[list[RowRange]] = [[] for _ in held]
-    load = [0] * ranks
+    load = [*load]
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, item in enumerate(held):
         groups.setdefault(item.holders, []).append(index)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import pickle
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import xxhash
 
-from hpctrain.bulk.index import IndexedFile, StateIndex, file_name
-from hpctrain.bulk.state_file import Chunk, StateFile
-from hpctrain.errors import CheckpointError
-from hpctrain.torch.state.layout.balance import HeldRows, balance_rows
+from hpctrain.bulk.index import IndexedFile, PlannedFiles, StateIndex, file_name
+from hpctrain.bulk.state_file import StateFile
 from hpctrain.torch.state.layout.block_source import BlockSource
-from hpctrain.torch.state.layout.shards import LocalShard, Shard, shards_of
-from hpctrain.torch.state.ranks import exchange, failing_together
+from hpctrain.torch.state.layout.held import HeldShards, decode_all
+from hpctrain.torch.state.layout.shards import LocalShard, shards_of
+from hpctrain.torch.state.layout.share_out import Holders, SharedOut, share_out
+from hpctrain.torch.state.ranks import ask_rank_0, exchange, failing_together
 from hpctrain.torch.state.state_dict.flatten import FlatState
 from hpctrain.world import Communicator
 
@@ -43,13 +42,15 @@ class SavePlan:
 
 PLANNING = "save_state()"
 """The first exchange of those who save."""
+_SHARING_OUT = "sharing out"
 
 
 def plan_save(state: FlatState, *, communicator: Communicator, stage: str = PLANNING) -> SavePlan:
     """Share a state out over the ranks.
 
-    Collective: ranks send each other a digest of what they hold, and all of it the first time. So
-    the state of some ranks alone may change from call to call.
+    Collective: ranks send each other a digest of what they hold. The first time they send all of it
+    to rank 0, which plans for all ranks and sends each its part. So the state of some ranks alone
+    may change from call to call.
 
     Tensors that are sharded are written by who holds them. Those that are replicated are shared
     out, so that each byte is written once, and all ranks write equally many. Those that ranks may
@@ -118,8 +119,12 @@ class _LocalTensors:
         return shards_of(self._state.tensors)
 
     @cached_property
-    def held(self) -> _Held:
-        return _Held.of(self.shards, self._state.replicated)
+    def held(self) -> HeldShards:
+        aliases = _aliases(self.shards)
+        # In a dict, the memory of a parameter is still a parameter.
+        same = {aliases.get(name, name) for name in self._state.replicated}
+        whole = [name for name in self.shards if aliases.get(name, name) not in same]
+        return HeldShards.of(self.shards, aliases=aliases, whole=whole)
 
     def source(self, layout: StateFile) -> BlockSource:
         """Return where the blocks of this rank's file come from."""
@@ -140,45 +145,53 @@ def _agreed_assignment(
     """Return who writes what: from a plan before, or as ranks agree. Collective at first."""
     key = (xxhash.xxh3_128_digest(b"".join(digests)), ranks.rank, ranks.size)
     if key not in _assignments:
-        replicated = len(set(digests)) == 1
-        _assignments[key] = _assign(local.held, ranks, replicated=replicated)
+        if len(set(digests)) == 1:
+            # All of it is replicated, and each rank knows by itself what all of them hold.
+            everyone = [Holders(ranks=tuple(range(ranks.size)), held=local.held)]
+            assignment = _assignment(everyone, share_out(everyone), rank=ranks.rank)
+        else:
+            assignment = _assigned_by_rank_0(local, digests, ranks)
+        _assignments[key] = assignment
         while len(_assignments) > _KEPT_PLANS:
             _assignments.popitem(last=False)
     _assignments.move_to_end(key)
     return _assignments[key]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Held:
-    """What a rank sends the others of its tensors."""
+def _assigned_by_rank_0(
+    local: _LocalTensors, digests: Sequence[bytes], ranks: Communicator
+) -> _Assignment:
+    """Return who writes what, as rank 0 plans it for all ranks. Collective."""
+    alike: dict[bytes, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        alike.setdefault(digest, []).append(rank)
+    assignment: _Assignment | None = None
 
-    shards: tuple[Shard, ...]
-    aliases: Mapping[str, str]
-    """Names of tensors that have the memory of one before them, and its name."""
-    whole: tuple[str, ...]
-    """Names of tensors that other ranks may have with other values."""
+    def plan(contents: Sequence[bytes]) -> list[bytes]:
+        nonlocal assignment
+        held = decode_all(contents[its[0]] for its in alike.values())
+        everyone = [
+            Holders(ranks=tuple(its), held=each)
+            for its, each in zip(alike.values(), held, strict=True)
+        ]
+        shared = share_out(everyone)
+        assignment = _assignment(everyone, shared, rank=0)
+        return [rows.tobytes() for rows in shared.rows]
 
-    @classmethod
-    def of(cls, shards: Mapping[str, LocalShard], replicated: Collection[str]) -> _Held:
-        aliases = _aliases(shards)
-        # In a dict, the memory of a parameter is still a parameter.
-        same = {aliases.get(name, name) for name in replicated}
-        return cls(
-            shards=tuple(local.shard for local in shards.values()),
-            aliases=aliases,
-            whole=tuple(name for name in shards if aliases.get(name, name) not in same),
-        )
-
-    def digest(self) -> bytes:
-        sent = (self.shards, tuple(self.aliases.items()), self.whole)
-        content = pickle.dumps(sent, protocol=4)
-        return xxhash.xxh3_128_digest(content)
+    with failing_together(ranks, _SHARING_OUT):
+        is_first = alike[digests[ranks.rank]][0] == ranks.rank
+        content = local.held.encode() if is_first else b""
+    answer = ask_rank_0(ranks, _SHARING_OUT, content, plan)
+    if assignment is None:
+        layout = local.held.layout(array("q", answer))
+        return _Assignment(layout=layout, files=(), shapes={}, aliases={}, types={})
+    return assignment
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Assignment:
     layout: StateFile
-    files: tuple[IndexedFile, ...]
+    files: Sequence[IndexedFile]
     """On rank 0, as all below."""
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
@@ -239,91 +252,20 @@ def _aliases(shards: Mapping[str, LocalShard]) -> dict[str, str]:
     return aliases
 
 
-def _assign(own: _Held, ranks: Communicator, *, replicated: bool) -> _Assignment:
-    if replicated:
-        # All of it is replicated, and each rank knows by itself what every rank would send.
-        held = [own]
-        holders = {shard: tuple(range(ranks.size)) for shard in own.shards}
-    else:
-        held = exchange(ranks, "sharing out", own)
-        holders = _holders(held)
-    aliases = _agreed_aliases(held)
-    whole = {aliases.get(name, name) for its in held for name in its.whole}
-    holders = {shard: who[:1] if shard.name in whole else who for shard, who in holders.items()}
-    shards = [shard for shard in holders if shard.name not in aliases]
-    shapes = _checked_shapes(shards)
-    shards = _without_empty(shards)
-    ranges = balance_rows(
-        [
-            HeldRows(holders=holders[shard], rows=shard.rows, row_bytes=shard.row_bytes)
-            for shard in shards
-        ],
-        ranks=ranks.size,
-    )
-    chunks: list[list[Chunk]] = [[] for _ in range(ranks.size)]
-    for shard, its_ranges in zip(shards, ranges, strict=True):
-        for rows in its_ranges:
-            chunks[rows.rank].append(shard.chunk(rows.start, rows.stop))
-    layout = StateFile.plan(chunks[ranks.rank])
-    if ranks.rank != 0:
+def _assignment(everyone: Sequence[Holders], shared: SharedOut, *, rank: int) -> _Assignment:
+    held = {rank: its.held for its in everyone for rank in its.ranks}
+    layout = held[rank].layout(shared.rows[rank])
+    if rank != 0:
         return _Assignment(layout=layout, files=(), shapes={}, aliases={}, types={})
-    files = tuple(
-        IndexedFile(name=file_name(rank, ranks.size), layout=StateFile.plan(chunks[rank]))
-        for rank in range(ranks.size)
+    return _Assignment(
+        layout=layout,
+        files=PlannedFiles(
+            len(held),
+            lambda number: IndexedFile(
+                name=file_name(number, len(held)), layout=held[number].layout(shared.rows[number])
+            ),
+        ),
+        shapes=shared.shapes,
+        aliases=shared.aliases,
+        types=shared.types,
     )
-    types = {shard.name: shard.torch_type for shard in shards if shard.torch_type}
-    return _Assignment(layout=layout, files=files, shapes=shapes, aliases=aliases, types=types)
-
-
-def _holders(held: Sequence[_Held]) -> dict[Shard, tuple[int, ...]]:
-    holders: dict[Shard, list[int]] = {}
-    for rank, its in enumerate(held):
-        for shard in its.shards:
-            holders.setdefault(shard, []).append(rank)
-    return {shard: tuple(ranks) for shard, ranks in holders.items()}
-
-
-def _agreed_aliases(held: Sequence[_Held]) -> dict[str, str]:
-    """Return the aliases of all ranks that hold something: an empty shard has no memory."""
-    agreed: dict[str, str] = {}
-    refused = set()
-    for its in held:
-        for shard in its.shards:
-            if math.prod(shard.sizes):
-                other = its.aliases.get(shard.name)
-                if other is None or agreed.setdefault(shard.name, other) != other:
-                    refused.add(shard.name)
-    aliases = {name: other for name, other in agreed.items() if name not in refused}
-    return {name: other for name, other in aliases.items() if other not in aliases}
-
-
-def _checked_shapes(shards: Sequence[Shard]) -> dict[str, tuple[int, ...]]:
-    kinds: dict[str, Shard] = {}
-    elements: Counter[str] = Counter()
-    for shard in shards:
-        known = kinds.setdefault(shard.name, shard)
-        kind = (shard.shape, shard.dtype, shard.torch_type)
-        if (known.shape, known.dtype, known.torch_type) != kind:
-            raise CheckpointError(
-                f"{shard.name} is {known.kind} on one rank and {shard.kind} on another. Give it "
-                f"the same shape and type on all ranks, or save it under a name of each rank's own."
-            )
-        elements[shard.name] += math.prod(shard.sizes)
-    for name, shard in kinds.items():
-        if elements[name] != math.prod(shard.shape):
-            raise CheckpointError(
-                f"the ranks hold {elements[name]} elements of {name}, which has shape "
-                f"{list(shard.shape)}. Every element must be held, by shards that do not overlap."
-            )
-    return {name: shard.shape for name, shard in kinds.items()}
-
-
-def _without_empty(shards: Sequence[Shard]) -> list[Shard]:
-    """Leave out empty shards, but for one of a tensor without elements, so that it has a name."""
-    named = set()
-    kept = []
-    for shard in shards:
-        if math.prod(shard.sizes) or (not math.prod(shard.shape) and shard.name not in named):
-            named.add(shard.name)
-            kept.append(shard)
-    return kept

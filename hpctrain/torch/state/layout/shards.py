@@ -59,11 +59,12 @@ class Shard(NamedTuple):
 
     def chunk(self, start: int, stop: int) -> Chunk:
         """Return the chunk of a file that holds some rows. Not collective."""
-        sizes, offsets = list(self.sizes), list(self.offsets)
-        if self._live_sizes:
-            sizes[self.row_dimension] = stop - start
-            offsets[self.row_dimension] += start
-        return Chunk(name=self.name, dtype=self.dtype, shape=tuple(sizes), offsets=tuple(offsets))
+        sizes, offsets, live = self.sizes, self.offsets, self._live_sizes
+        # Most chunks are all of a shard.
+        if live and stop - start != live[cut := row_dimension(live)]:
+            sizes = (*sizes[:cut], stop - start, *sizes[cut + 1 :])
+            offsets = (*offsets[:cut], offsets[cut] + start, *offsets[cut + 1 :])
+        return Chunk(name=self.name, dtype=self.dtype, shape=sizes, offsets=offsets)
 
     @property
     def _live_sizes(self) -> tuple[int, ...]:
@@ -199,7 +200,10 @@ def shard_of(
 
 def row_dimension(sizes: Sequence[int]) -> int:
     """Return the dimension along which a shard of this shape is cut. Not collective."""
-    return next((i for i, size in enumerate(sizes) if size != 1), 0)
+    for dimension, size in enumerate(sizes):
+        if size != 1:
+            return dimension
+    return 0
 
 
 def _place(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:
