@@ -53,22 +53,24 @@ def plan_local(state: FlatState, index: StateIndex, *, directory: Path) -> dict[
     live, read = _live_shards(state, index, directory)
     targets: dict[int, FileTargets] = {}
     found: dict[int, int] = {}
-    seen = set()
+    seen, checked = set(), set()
     for number, file in enumerate(index.files):
         for chunk_number, chunk in enumerate(file.layout.chunks):
-            # Some programs write what all ranks have once a rank.
-            key = (chunk.name, chunk.offsets, chunk.shape)
-            if chunk.name not in live or key in seen:
+            if (shards := live.get(chunk.name)) is None:
                 continue
-            seen.add(key)
-            for local in live[chunk.name]:
-                _check_kind(local, chunk, index, directory)
+            if (kind := (chunk.name, chunk.dtype)) not in checked:
+                checked.add(kind)
+                for local in shards:
+                    _check_kind(local, chunk, index, directory)
+            for local in shards:
                 if id(local) not in read:
                     continue
                 shard = local.shard
                 common = overlap(chunk.offsets, chunk.shape, shard.offsets, shard.sizes)
-                if common is None:
+                # Some programs write what all ranks have once a rank.
+                if common is None or (part := (id(local), chunk.offsets, chunk.shape)) in seen:
                     continue
+                seen.add(part)
                 found[id(local)] = found.get(id(local), 0) + math.prod(common.lengths)
                 region = local.content
                 if common.lengths != shard.sizes:

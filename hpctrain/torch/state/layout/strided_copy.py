@@ -92,15 +92,16 @@ def overlap(
         # As it was saved, as most are.
         start = (0,) * len(source_offsets)
         return Overlap(tuple(source_shape), start, start) if all(source_shape) else None
-    lows = [max(s, t) for s, t in zip(source_offsets, target_offsets, strict=True)]
-    lengths = [
-        min(s + m, t + n) - low
-        for s, m, t, n, low in zip(
-            source_offsets, source_shape, target_offsets, target_shape, lows, strict=True
-        )
-    ]
-    if any(length <= 0 for length in lengths):
-        return None
+    regions = zip(source_offsets, source_shape, target_offsets, target_shape, strict=True)
+    lows, lengths = list[int](), list[int]()
+    for source, source_length, target, target_length in regions:
+        low = source if source > target else target
+        length = min(source + source_length, target + target_length) - low
+        if length <= 0:
+            # Of a checkpoint of many ranks, most regions end here.
+            return None
+        lows.append(low)
+        lengths.append(length)
     return Overlap(
         lengths=tuple(lengths),
         source_offsets=tuple(low - s for low, s in zip(lows, source_offsets, strict=True)),
