@@ -144,6 +144,25 @@ def make_directory(directory: Path, *, below: Path) -> None:
             parent.mkdir(DIRECTORY_MODE, exist_ok=True)
 
 
+def exchange_directory(new: Path, target: Path, *, aside: Path) -> None:
+    """Rename a directory to the name of another one, which gets a new name. Not collective.
+
+    rename() replaces no directory that holds something. Between its two calls nothing has the name
+    `target`; if the second one fails, the other directory gets it back.
+
+    Parameters
+    ----------
+    aside
+        The new name, which nothing has.
+    """
+    os.rename(target, aside)
+    try:
+        os.rename(new, target)
+    except BaseException:
+        os.rename(aside, target)
+        raise
+
+
 def write_unseen(path: Path, content: bytes) -> None:
     """Write a file durably, in a directory that no process reads yet. Not collective."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -16,7 +16,12 @@ from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.checkpoint_lock import hold_for_deletion
 from hpctrain.errors import CheckpointError
 from hpctrain.own_files import DIRECTORY_MODE
-from hpctrain.rundir.files import fsync_directory, write_atomic, write_unseen
+from hpctrain.rundir.files import (
+    exchange_directory,
+    fsync_directory,
+    write_atomic,
+    write_unseen,
+)
 from hpctrain.rundir.known_manifests import KnownManifests
 from hpctrain.rundir.manifest import (
     DamagedManifestError,
@@ -308,17 +313,11 @@ class CheckpointStore:
             os.rename(merged, target)
             fsync_directory(self._directory)
             return
-        # rename() does not replace a directory that holds something. In between, `entries` and
-        # `prepare` know the predecessor by its other name.
         if replaced.exists():
             # An earlier one that is still read; `prepare` deletes it once it is not.
             _hide(replaced)
-        os.rename(target, replaced)
-        try:
-            os.rename(merged, target)
-        except BaseException:
-            os.rename(replaced, target)
-            raise
+        # In between, `entries` and `prepare` know the predecessor by its other name.
+        exchange_directory(merged, target, aside=replaced)
         fsync_directory(self._directory)
         self._discard(replaced)
 

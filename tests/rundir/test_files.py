@@ -9,7 +9,13 @@ import pytest
 from hpctrain.errors import DamagedFileError
 from hpctrain.own_files import name_beside
 from hpctrain.rundir import files
-from hpctrain.rundir.files import open_append, remove_unfinished, retry, write_atomic
+from hpctrain.rundir.files import (
+    exchange_directory,
+    open_append,
+    remove_unfinished,
+    retry,
+    write_atomic,
+)
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it(tmp_path: Path):
@@ -44,6 +50,18 @@ def test_a_failed_write_keeps_the_old_content_and_leaves_nothing_beside_it(
         write_atomic(path, b"new", durable=True)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_a_directory_gets_its_name_back_if_another_one_cannot_take_its_place(tmp_path: Path):
+    old, aside = tmp_path / "000001", tmp_path / "000001.replaced"
+    (old / "part").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError):
+        exchange_directory(tmp_path / "absent", old, aside=aside)
+    assert (old / "part").is_dir()
+    (tmp_path / "new").mkdir()
+    exchange_directory(tmp_path / "new", old, aside=aside)
+    assert not list(old.iterdir())
+    assert (aside / "part").is_dir()
 
 
 @pytest.mark.parametrize("name", ["missing/file", "directory"])

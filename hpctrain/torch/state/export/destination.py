@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from hpctrain.checkpoint_files import MANIFEST_NAME
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.own_files import name_beside
-from hpctrain.rundir.files import fsync_directory
+from hpctrain.rundir.files import exchange_directory, fsync_directory
 from hpctrain.torch.state.export.staging import remove_dead, staging
 
 _NAMED = 3
@@ -145,12 +145,6 @@ def _publish(beside: Path, target: Path, *, is_file: bool) -> None:
     if not target.exists():
         os.rename(beside, target)
         return
-    # rename() replaces no directory that holds something.
     replaced = name_beside(target)
-    os.rename(target, replaced)
-    try:
-        os.rename(beside, target)
-    except BaseException:
-        os.rename(replaced, target)
-        raise
+    exchange_directory(beside, target, aside=replaced)
     shutil.rmtree(replaced, ignore_errors=True)
