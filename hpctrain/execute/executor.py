@@ -13,7 +13,13 @@ from hpctrain.config import RunConfig
 from hpctrain.errors import LaunchError, NodeLostError, TrainingFailedError, WorkerError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
-from hpctrain.execute.failure_policy import Decision, classify_failure, decide, describe_cause
+from hpctrain.execute.failure_policy import (
+    Decision,
+    blame_nodes,
+    classify_failure,
+    decide,
+    describe_cause,
+)
 from hpctrain.execute.growth import Growth
 from hpctrain.execute.initial_status import initial_status
 from hpctrain.execute.mpi_choice import MpiChoice
@@ -21,6 +27,7 @@ from hpctrain.execute.node_agents import make_node_agents
 from hpctrain.execute.node_pool import make_node_pool
 from hpctrain.execute.preemption import Preemption
 from hpctrain.execute.rank_forks import RankForks
+from hpctrain.execute.rank_step import container_for, node_environment_for
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.room import await_room
 from hpctrain.execute.scaling_policy import Resize, ScalingPolicy
@@ -89,20 +96,9 @@ class Executor:
         if fork_server is not None:
             fork_server.may_restart = run_config.failure_config.max_failures != 0
         self._first_steps = first_steps
-        self._container = None
-        if plan.container is not None:
-            from hpctrain.execute.rank_container import RankContainer
-
-            gpus = plan.placement.gpus_per_task
-            self._container = RankContainer(plan.container, run_dir=paths.root, num_gpus=gpus)
+        self._container = container_for(plan, paths)
         self._mpi = MpiChoice(plan, container=self._container)
-        self._node_environment = None
-        if plan.environment_pack is not None:
-            from hpctrain.execute.node_environment import NodeEnvironment
-
-            self._node_environment = NodeEnvironment(
-                plan.environment_pack, is_slice=plan.is_slice, check_stop=self._raise_if_stopped
-            )
+        self._node_environment = node_environment_for(plan, check_stop=self._raise_if_stopped)
         self.signals: list[str] = [] if signals is None else signals
         """Signals that this process got; the process's signal handlers append to it."""
         self.recorder = Recorder(
@@ -223,17 +219,10 @@ class Executor:
             self.recorder.raise_if_stopped(self._run_record.status.reports)
 
     def _blame_nodes(self, lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
-        losses = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
+        blamed = blame_nodes(lost, error)
         if not self._plan.job_nodes.survives_loss:
-            self._preemption.give_job_up(losses)
-        lost_node = NodeLostError(
-            f"{losses}. {error}",
-            rank=error.rank,
-            hostname=error.hostname,
-            worker_failures=error.worker_failures,
-        )
-        lost_node.brief = losses
-        return lost_node
+            self._preemption.give_job_up(blamed.brief)
+        return blamed
 
     def _resume_after_dead_executor(self) -> None:
         """Count attempts whose executor died silently, and check that the budgets allow more."""

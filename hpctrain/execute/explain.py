@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,31 +115,22 @@ def explain_failure(
     worker = workers[rank] if 0 <= rank < len(workers) else None
     hostname = worker.hostname if worker else (failure.hostname if failure else "unknown")
     if failure is not None:
-        reason = f"{failure.type}: {failure.message}" if failure.type else failure.message
-        where = f"after report {failure.report}" if failure.report else f"in phase {failure.phase}"
-        # Not the rank itself, as it spoke: a child, such as a loader of data.
-        killed, traceback, status = bool(memory.get("kills")), failure.traceback, None
+        cause = _reported_cause(failure, memory)
     else:
-        where = "without an exception"
-        crash, traceback = _crash_in(log)
         pid = worker.pid if worker else -1
-        status = crash or _silent_end(tracker, output, rank=rank, pid=pid, death=death)
-        killed = crash is None and _was_killed_for_memory(status, memory, output)
-        reason = describe_kill(memory) if killed else crash or _describe_death(status, memory)
-        if tracker.lost.get(rank):
-            reason = "the agent of its node is gone too: the node, or its network, is down"
+        cause = _silent_cause(tracker, output, rank=rank, pid=pid, death=death, log=log)
     others = "the output of the ranks" if launcher_output is None else paths.launcher_log(attempt)
     lines = [
-        f"rank {rank} of {len(workers)} on {hostname} failed {where}: {reason}",
+        f"rank {rank} of {len(workers)} on {hostname} failed {cause.where}: {cause.reason}",
         f"  Log: {log if log.exists() else others}   "
         f"Last complete checkpoint: {checkpoint or 'none'}",
     ]
     cut_off = [other for other, relay in tracker.cut_off.items() if relay == rank]
     lines += _lines_of_cut_off(sorted(cut_off))
     lines += [f"  {call[0].upper()}{call[1:]}" for call in calls]
-    if failure is not None and killed:
+    if failure is not None and cause.killed:
         lines.append(f"  Of its processes, {memory['kills']} had been {describe_kill(memory)}")
-    if killed:
+    if cause.killed:
         lines.append(f"  {advise_more_memory(memory)}")
     lines += _lines_of_missing_parts(tracker, failure)
     found_here = failure is not None and _is_found_here(failure, paths)
@@ -146,8 +138,8 @@ def explain_failure(
         lines.append(f"  {_NOT_ON_NODE.format(hostname) if found_here else failure.advice}")
     if failure is not None and failure.hint:
         lines.append(f"  {failure.hint}")
-    if traceback:
-        lines += ["", traceback.rstrip()]
+    if cause.traceback:
+        lines += ["", cause.traceback.rstrip()]
     error = WorkerError(
         "\n".join(lines),
         rank=rank,
@@ -158,8 +150,56 @@ def explain_failure(
     if tracker.lost.get(rank):
         error.brief = f"node {hostname} is lost, with rank {rank}"
     else:
-        error.brief = f"rank {rank} on {hostname} {_end_in_brief(failure, status, killed=killed)}"
+        error.brief = f"rank {rank} on {hostname} {_end_in_brief(failure, cause)}"
     return error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cause:
+    """Why a rank has failed."""
+
+    where: str
+    reason: str
+    killed: bool
+    """Whether the rank, or a process that it had started, was killed for want of memory."""
+    traceback: str
+    status: str | None = None
+    """Of a silent end: faulthandler's words for a crash, a signal's name, or a status."""
+
+
+def _reported_cause(failure: RankFailure, memory: Mapping[str, Any]) -> _Cause:
+    return _Cause(
+        where=f"after report {failure.report}" if failure.report else f"in phase {failure.phase}",
+        reason=f"{failure.type}: {failure.message}" if failure.type else failure.message,
+        # Not the rank itself, as it spoke: a child, such as a loader of data.
+        killed=bool(memory.get("kills")),
+        traceback=failure.traceback,
+    )
+
+
+def _silent_cause(
+    tracker: AttemptTracker,
+    launcher_output: str,
+    *,
+    rank: int,
+    pid: int,
+    death: tuple[int, int] | None,
+    log: Path,
+) -> _Cause:
+    memory = tracker.memory.get(rank, {})
+    crash, traceback = _crash_in(log)
+    status = crash or _silent_end(tracker, launcher_output, rank=rank, pid=pid, death=death)
+    killed = crash is None and _was_killed_for_memory(status, memory, launcher_output)
+    reason = describe_kill(memory) if killed else crash or _describe_death(status, memory)
+    if tracker.lost.get(rank):
+        reason = "the agent of its node is gone too: the node, or its network, is down"
+    return _Cause(
+        where="without an exception",
+        reason=reason,
+        killed=killed,
+        traceback=traceback,
+        status=status,
+    )
 
 
 def _lines_of_cut_off(ranks: Sequence[int]) -> list[str]:
@@ -187,20 +227,15 @@ def _lines_of_missing_parts(tracker: AttemptTracker, failure: RankFailure | None
     return [f"  {what}: {list_ranks(ranks)}" for what, ranks in found.items() if ranks]
 
 
-def _end_in_brief(failure: RankFailure | None, status: str | None, *, killed: bool) -> str:
-    """Return how a rank ended, as the predicate of a sentence.
-
-    Parameters
-    ----------
-    status
-        Of a silent end: faulthandler's words for a crash, a signal's name, or a status.
-    """
-    if killed:
+def _end_in_brief(failure: RankFailure | None, cause: _Cause) -> str:
+    """Return how a rank ended, as the predicate of a sentence."""
+    if cause.killed:
         return "was killed (out of memory)"
     if failure is not None:
         first_line = (failure.message.splitlines() or [""])[0]
         described = f"{failure.type}: {first_line}" if failure.type else first_line
         return f"raised {described}" if failure.type else f"failed: {described}"
+    status = cause.status
     if status is None:
         return "ended without an error"
     crash, comma, _ = status.partition(",")

@@ -13,6 +13,7 @@ from hpctrain.errors import (
     NodeLostError,
     RunStoppedError,
     TrainingFailedError,
+    WorkerError,
 )
 from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.rundir.display import one_line, shorten
@@ -94,6 +95,25 @@ def describe_cause(error: BaseException) -> str:
     elif isinstance(error, LaunchError):
         cause = f"the ranks could not be started: {first_line}"
     return one_line(shorten(cause, _LONGEST_CAUSE))
+
+
+def blame_nodes(lost: Mapping[str, str], error: WorkerError) -> NodeLostError:
+    """Return the error of ranks as one of the nodes that were lost with them. Not collective.
+
+    Parameters
+    ----------
+    lost
+        Why each of them counts as lost, by its name.
+    """
+    losses = "; ".join(f"node {node} is lost: {reason}" for node, reason in lost.items())
+    blamed = NodeLostError(
+        f"{losses}. {error}",
+        rank=error.rank,
+        hostname=error.hostname,
+        worker_failures=error.worker_failures,
+    )
+    blamed.brief = losses
+    return blamed
 
 
 def decide(kind: FailureKind, history: History, config: FailureConfig) -> Decision:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from hpctrain.execute.process import StepProcess
 from hpctrain.execute.rank_forks import CLIENT, RankForks, client_variables
 from hpctrain.execute.step_launcher import launcher_variables
 from hpctrain.plan.argv import GPU_VARIABLES, MEMORY_VARIABLES, STEP_VARIABLES, worker_step_argv
-from hpctrain.plan.launch_plan import StepLauncher
+from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.process_argv import worker_argv
 from hpctrain.plan.resources import Placement
 from hpctrain.rundir.paths import RunPaths
@@ -150,6 +150,33 @@ class RankStep:
         if self.fork_server is not None:
             self.fork_server.note(step.reasons)
         return step
+
+
+def container_for(plan: LaunchPlan, paths: RunPaths) -> RankContainer | None:
+    """Return the container of a run's ranks; None for this process's own Python. Not collective."""
+    if plan.container is None:
+        return None
+    from hpctrain.execute.rank_container import RankContainer
+
+    gpus = plan.placement.gpus_per_task
+    return RankContainer(plan.container, run_dir=paths.root, num_gpus=gpus)
+
+
+def node_environment_for(
+    plan: LaunchPlan, *, check_stop: Callable[[], None]
+) -> NodeEnvironment | None:
+    """Return the packed environment of a run; None for that of this process. Not collective.
+
+    Parameters
+    ----------
+    check_stop
+        As of `NodeEnvironment`.
+    """
+    if plan.environment_pack is None:
+        return None
+    from hpctrain.execute.node_environment import NodeEnvironment
+
+    return NodeEnvironment(plan.environment_pack, is_slice=plan.is_slice, check_stop=check_stop)
 
 
 def _inherited_variables(srun_args: tuple[str, ...], *, is_slice: bool) -> dict[str, str]:

@@ -269,10 +269,8 @@ class ForkServer:
             if reason != _GO.decode():
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                return reason or (
-                    f"a forked rank was not set up within "
-                    f"{timeouts.describe(timeouts.FORKED_RANK_S)}"
-                )
+                limit = timeouts.describe(timeouts.FORKED_RANK_S)
+                return reason or f"a forked rank was not set up within {limit}"
             pidfd = linux.pidfd_open(pid)
             try:
                 socket.send_fds(client, [_FORKED], [pidfd])
