@@ -92,16 +92,8 @@ def _ask(name: str, seconds: float, patience: float) -> "tuple[_socket.socket, i
         if sock.fileno() in passed:
             # In the place of a stream that was closed, for which the server refuses.
             passed = [sock.fileno()]
-        sock.sendmsg(
-            [b"A"],
-            [
-                (
-                    _socket.SOL_SOCKET,
-                    _socket.SCM_RIGHTS,
-                    b"".join(number.to_bytes(4, sys.byteorder) for number in passed),
-                )
-            ],
-        )
+        numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in passed)
+        sock.sendmsg([b"A"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
         answer, extra, _, _ = sock.recvmsg(1, _socket.CMSG_SPACE(4))
         if answer != _FORKED or not extra:
             return _read_text(sock) if answer == _REFUSED else ""
@@ -394,9 +386,8 @@ def _end_as(status: "int | None") -> None:
             import resource
 
             # The rank has dumped its own.
-            resource.setrlimit(
-                resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-            )
+            _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
         if number not in (_signal.SIGKILL, _signal.SIGSTOP):
             _signal.signal(number, _signal.SIG_DFL)
             _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [number])
