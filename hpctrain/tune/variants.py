@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from hpctrain.checks import shown
@@ -102,6 +102,9 @@ def resolve(
     for path, grid in _find_grids(space) if grids is None else grids:
         combination, index = divmod(combination, len(grid))
         values[path] = grid[index]
+    # A domain inside a drawn value has the path of the one it was drawn from: it takes further
+    # draws of the same generator, which the choice itself does not decide.
+    rng_of = cache(rng_of)
     resolved = put_values(dict(space), values)
     found: dict[Path, Any] = {}
     for _ in range(_MOST_PASSES):

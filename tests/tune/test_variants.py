@@ -131,6 +131,15 @@ def test_a_parameter_that_is_added_changes_no_other() -> None:
     assert Variants(space=space, seed=1)[0]["lr"] == Variants(space=more, seed=1)[0]["lr"]
 
 
+def test_a_domain_inside_a_choice_is_drawn_from_as_a_whole() -> None:
+    space = {"x": tune.choice([None, tune.uniform(0, 1)])}
+    variants = Variants(space=space, seed=7, num_samples=1000)
+    drawn = [x for each in variants if (x := each["x"]) is not None]
+    assert len(drawn) == pytest.approx(500, abs=60)
+    quarters = np.histogram(drawn, bins=4, range=(0, 1))[0] / len(drawn)
+    assert quarters == pytest.approx([0.25] * 4, abs=0.08)
+
+
 def test_functions_are_given_the_values_that_are_there_whatever_the_order() -> None:
     space = {
         "c": tune.sample_from(lambda config: config["b"] + 1),
