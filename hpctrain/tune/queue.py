@@ -38,6 +38,8 @@ class Queue:
         Returns what a trial needs.
     fail
         Is called with a trial that cannot go on, and why.
+    follow_orders
+        Is called once it is known whether more trials come: some may wait for no others then.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Queue:
         transfers: Transfers,
         need_of: Callable[[Trial], Need],
         fail: Callable[[Trial, str], None],
+        follow_orders: Callable[[], None],
     ) -> None:
         self.is_closed = False
         """Whether no more trials begin."""
@@ -62,7 +65,7 @@ class Queue:
         self._number = 0
         self._trials, self._source, self._slots = trials, source, slots
         self._learners, self._transfers, self._fail = learners, transfers, fail
-        self._need_of = need_of
+        self._need_of, self._follow_orders = need_of, follow_orders
         self._coming: Trial | None = None
         # With the configuration that each is of: a scheduler may change that.
         self._needs: dict[str, tuple[Mapping[str, Any], Need | None]] = {}
@@ -75,6 +78,10 @@ class Queue:
         """
         if not any(trial.state is TrialState.PENDING for trial in self._trials.waiting):
             self._add()
+        num_waiting = len(self._trials.waiting)
+        self._follow_orders()
+        # A search may have waited for those that end.
+        self.is_empty = self.is_empty and len(self._trials.waiting) == num_waiting
         waiting = [t for t in self._trials.waiting if t.trial_id not in self._held_back]
         ready = [trial for trial in waiting if self._is_ready(trial)]
         self._has_named_none = True
@@ -176,7 +183,7 @@ class Queue:
     @property
     def is_complete(self) -> bool:
         """Whether all trials have been made."""
-        return self.is_closed or self._source.is_done(self._next_number())
+        return self.is_closed or self.is_empty or self._source.is_done(self._next_number())
 
     def has_waiting(self, *, besides: str) -> bool:
         """Return whether another trial waits for a slot. Not collective."""

@@ -96,6 +96,7 @@ class Sweep:
             transfers=self._transfers,
             need_of=runner.need_of,
             fail=self._fail,
+            follow_orders=self._follow_orders,
         )
         self._decisions = Decisions(
             self._stops, self._transfers, change=self._change, end=self._end, show=show

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,74 @@ def test_nobody_waits_for_a_trial_that_has_ended() -> None:
     assert scheduler.choose(["3", "4"]) is None
     scheduler.on_remove("5")
     assert scheduler.choose(["3", "4"]) in ("3", "4")
+
+
+def test_a_bracket_whose_trials_are_beyond_its_next_milestone_is_halved_once_more() -> None:
+    scheduler = halving()
+    for number in range(3 + 3 + 4):
+        scheduler.on_trial_add(str(number))
+    # The third bracket: milestones 1, 2 and 4. Reports come at 2 and 4.
+    for number in (6, 7, 8):
+        assert scheduler.on_result(str(number), {"m": number, "training_iteration": 2}) == "PAUSE"
+    assert scheduler.on_result("9", {"m": 9, "training_iteration": 2}) == "CONTINUE"
+    assert sorted(scheduler.take_stops()) == ["6", "7", "8"]
+    assert scheduler.on_result("9", {"m": 9, "training_iteration": 4}) == "STOP"
+
+
+def test_trials_that_wait_for_others_go_on_or_end_once_no_others_come() -> None:
+    scheduler, population = halving(), Population(is_complete=False)
+    scheduler.set_population(population)
+    for number in range(3 + 2):
+        scheduler.on_trial_add(str(number))
+    for number in (3, 4):
+        assert scheduler.on_result(str(number), {"m": 1, "training_iteration": 2}) == "PAUSE"
+    assert not scheduler.take_stops()
+    assert scheduler.choose(["3", "4"]) is None
+    population.is_complete = True
+    assert not scheduler.take_stops(), "the bracket has room for both"
+    assert scheduler.choose(["3", "4"]) == "3"
+
+
+@dataclass
+class _Ending:
+    """A search that ends before there are as many trials as it may propose."""
+
+    left: int
+    last: str | None
+    most: int = 99
+    at_work: set[str] = field(default_factory=set)
+
+    def suggest(self, trial_id: str) -> Any:
+        if not self.left:
+            return self.last
+        if len(self.at_work) >= self.most:
+            return None
+        self.left -= 1
+        self.at_work.add(trial_id)
+        return {"lr": self.left / 100}
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Learn nothing."""
+
+    def on_trial_complete(self, trial_id: str, **result: Any) -> None:
+        self.at_work.remove(trial_id)
+
+
+@pytest.mark.parametrize("last", ["FINISHED", None])
+@pytest.mark.parametrize(("proposed", "most"), [(5, 99), (7, 99), (8, 3)])
+@pytest.mark.parametrize("capacity", [1, 3, 8])
+def test_a_search_that_ends_early_lets_no_trial_wait_for_those_that_do_not_come(
+    capacity: int, proposed: int, most: int, last: str | None, tmp_path: Path
+) -> None:
+    runner = PlayedPopulation(capacity=capacity, length=60)
+    scheduler = HyperBandScheduler(metric="m", mode="max", max_t=9, reduction_factor=3)
+    search = _Ending(left=proposed, last=last, most=most)
+    sweep = make_sweep(runner, tmp_path, num_samples=17, search=search, scheduler=scheduler)
+    sweep.run()
+    assert states(sweep) == proposed * ["TERMINATED"]
+    assert not search.at_work
+    # It begins, and goes on after each of two milestones at the most.
+    assert max(Counter(runner.started).values()) <= 3
 
 
 def sweep_of(runner: PlayedPopulation, root: Path) -> Sweep:

@@ -115,11 +115,13 @@ class HyperBandScheduler(TrialScheduler):
         bracket = self._bracket_of[trial_id]
         if trial_id in bracket:
             bracket.remove(trial_id)
-            if bracket.trials and not bracket.is_finished:
-                self._halve(bracket, None)
+            self._halve(bracket, None)
 
     def take_stops(self) -> Sequence[str]:
         """Return which trials that wait are to end since the last call. Not collective."""
+        if self._filling is not None:
+            # Its trials wait for further ones, until it turns out that none come.
+            self._halve(self._filling, None)
         taken, self._stops = self._stops, []
         return taken
 
@@ -140,24 +142,20 @@ class HyperBandScheduler(TrialScheduler):
                 yield from bracket.trials
 
     def _halve(self, bracket: HalvingBracket, current: str | None) -> Decision:
-        """Halve a bracket if all have come; return what becomes of the one that has just come."""
+        """Halve a bracket while all have come; return what becomes of the one that came last."""
         assert self._population is not None
-        if not bracket.all_have_come or not (bracket.is_full or self._population.is_complete):
+        if not (bracket.is_full or self._population.is_complete):
             return self.PAUSE
-        good: list[str] = []
-        bad = bracket.trials
-        if not bracket.is_finished:
-            good, bad = bracket.halve()
-        if bracket.is_finished:
-            over = [trial_id for trial_id in good if not bracket.lets_continue(trial_id)]
-            good, bad = [each for each in good if each not in over], [*bad, *over]
-        for trial_id in bad:
-            bracket.remove(trial_id)
-            if trial_id != current:
-                self._stops.append(trial_id)
+        bad: list[str] = []
+        # Reports that are far apart lead beyond several milestones.
+        while bracket.is_due:
+            bad += bracket.halve()
+        self._stops += [trial_id for trial_id in bad if trial_id != current]
         if current in bad:
             return self.STOP
-        return self.CONTINUE if current in good and bracket.lets_continue(current) else self.PAUSE
+        if current is None or not bracket.lets_continue(current):
+            return self.PAUSE
+        return self.CONTINUE
 
 
 class HalvingBracket:
@@ -217,6 +215,11 @@ class HalvingBracket:
         return all(when >= self._milestone for when, _ in self._last.values())
 
     @property
+    def is_due(self) -> bool:
+        """Whether there are trials, and all are at a milestone after which not all go on."""
+        return bool(self._last) and self.all_have_come and not self._is_endless
+
+    @property
     def is_finished(self) -> bool:
         """Whether all are at the last milestone."""
         return self._stops_last and self._halvings == 0 and self.all_have_come
@@ -243,21 +246,29 @@ class HalvingBracket:
 
     def lets_continue(self, trial_id: str) -> bool:
         """Return whether a trial goes on. Not collective."""
-        is_last = not self._stops_last and self._halvings == 0
-        return is_last or self._last[trial_id][0] < self._milestone
+        return self._is_endless or self._last[trial_id][0] < self._milestone
 
-    def halve(self) -> tuple[list[str], list[str]]:
-        """Go to the next milestone; return which trials are good, and which are to end.
+    @property
+    def _is_endless(self) -> bool:
+        return not self._stops_last and self._halvings == 0
 
-        Not collective.
+    def halve(self) -> list[str]:
+        """Go to the next milestone without some trials, which are to end; return those.
+
+        Not collective. At the last milestone all end.
         """
-        if self._halvings == 0:
-            return self.trials, []
+        ended = self.trials if self._halvings == 0 else self._go_to_next()
+        for trial_id in ended:
+            self.remove(trial_id)
+        return ended
+
+    def _go_to_next(self) -> list[str]:
+        """Go to the next milestone; return which trials are not good enough for that."""
         self._halvings -= 1
         self._num_left = math.ceil(self._num_left / self._factor)
         self._milestone = int(min(self._milestone * self._factor, self._max_t))
         ranked = sorted(self._last, key=lambda trial_id: self._last[trial_id][1])
-        return ranked[-self._num_left :], ranked[: -self._num_left]
+        return ranked[: -self._num_left]
 
 
 def _count_work(size: int, step: float, halvings: int, *, max_t: float, factor: float) -> float:
