@@ -372,7 +372,8 @@ class Sweep:
         for trial in self._trials.at_work:
             self._decisions.stop_for_good(trial, f"stopped: {reason}")
         for trial in self._trials.waiting:
-            if trial.has_begun:
+            # The end of one may have ended others, which the scheduler let wait for it.
+            if trial.has_begun and not trial.state.is_final:
                 self._end(trial, f"stopped: {reason}", was_stopped=True)
 
     def _interrupt(self) -> None:

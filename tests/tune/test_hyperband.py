@@ -162,6 +162,30 @@ def test_a_search_that_ends_early_lets_no_trial_wait_for_those_that_do_not_come(
     assert max(Counter(runner.started).values()) <= 3
 
 
+def test_a_trial_that_waits_when_the_time_is_up_ends_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    # The end of one lets the scheduler end others that are about to be ended, too.
+    for budget_s in range(8, 15):
+        root = tmp_path / str(budget_s)
+        root.mkdir()
+        search = _Ending(left=99, last=None)
+        sweep = make_sweep(
+            PlayedPopulation(capacity=4, length=60),
+            root,
+            num_samples=17,
+            search=search,
+            scheduler=HyperBandScheduler(metric="m", mode="max", max_t=9, reduction_factor=3),
+            time_budget_s=budget_s,
+        )
+        sweep.run()
+        assert not search.at_work
+        events = map(json.loads, SweepPaths(root=root).events.read_text().splitlines())
+        ended = Counter(each["trial"] for each in events if each["event"] == "trial-ended")
+        assert set(ended.values()) <= {1}, budget_s
+
+
 def sweep_of(runner: PlayedPopulation, root: Path) -> Sweep:
     scheduler = HyperBandScheduler(metric="m", mode="max", max_t=4, reduction_factor=2)
     space = {"lr": tune.uniform(0, 1)}
