@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hpctrain import timeouts
+from hpctrain.log import log
 from hpctrain.tune.runner import TrialRunner
 from hpctrain.tune.trial import Trial, TrialState
+
+POLL_S = 0.1
+"""Seconds between two looks at trials, if there is no news before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,30 @@ class Stops:
                 self.ask(trial)
         if now:
             self._end(trials)
+
+    def wait_for_ends(
+        self, at_work: Callable[[], Sequence[Trial]], step: Callable[[], object]
+    ) -> None:
+        """Wait until the runs that are to leave have stopped, or their time is up. Not collective.
+
+        Parameters
+        ----------
+        at_work
+            Returns the trials whose runs go on.
+        step
+            Does what is to be done now.
+        """
+        while at_work():
+            # Some may have ended while others were waited for.
+            is_last = self._clock() >= self._give_up_at
+            try:
+                step()
+            except Exception as error:  # what has interrupted the sweep is what is raised
+                log(f"warning: the end of the trials is not waited for: {error}")
+                return
+            if is_last:
+                return
+            self._runner.wait(POLL_S)
 
     def enforce(self, trials: Iterable[Trial]) -> None:
         """End the runs that were asked to stop and have not done so in time. Not collective."""

@@ -13,7 +13,6 @@ from hpctrain.errors import (
     SupersededError,
     TrainingFailedError,
 )
-from hpctrain.log import log
 from hpctrain.tune.adoption import replay, settle
 from hpctrain.tune.decisions import Decisions
 from hpctrain.tune.failures import describe_failure, explain_no_progress
@@ -29,7 +28,7 @@ from hpctrain.tune.search.searcher import SearchAlgorithm
 from hpctrain.tune.slots import TrialSlots
 from hpctrain.tune.source import ConfigSource
 from hpctrain.tune.starts import Starts
-from hpctrain.tune.stops import Stops
+from hpctrain.tune.stops import POLL_S, Stops
 from hpctrain.tune.sweep_lines import describe_end, explain_end_of_all, explain_silence
 from hpctrain.tune.sweep_rules import SweepRules
 from hpctrain.tune.transfers import Transfers
@@ -37,7 +36,6 @@ from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from hpctrain.tune.trial_progress import note_job_end
 from hpctrain.tune.trials import Trials
 
-_POLL_S = 0.1
 _NO_INTERRUPTIONS = Interruptions()
 
 
@@ -156,7 +154,7 @@ class Sweep:
                 if self._clock() >= deadline and not self.reason:
                     self._spend_budget()
                 if not self._has_ended:
-                    self._runner.wait(_POLL_S)
+                    self._runner.wait(POLL_S)
         except SupersededError:
             # The trials are of another tuner now.
             raise
@@ -384,19 +382,8 @@ class Sweep:
         if at_work := self._trials.at_work:
             self._show(f"stopping {len(at_work)} trials{hint}")
         times = self._interruptions.stop_times(self._rules.stop_patience_s)
-        give_up_at = self._clock() + times.give_up_s
         self._stops.leave(at_work, times, now=self._interruptions.is_urgent())
-        while self._trials.at_work:
-            # Some may have ended while others were waited for.
-            is_last = self._clock() >= give_up_at
-            try:
-                self._step()
-            except Exception as error:  # what has interrupted the sweep is what is raised
-                log(f"warning: the end of the trials is not waited for: {error}")
-                return
-            if is_last:
-                return
-            self._runner.wait(_POLL_S)
+        self._stops.wait_for_ends(lambda: self._trials.at_work, self._step)
 
     def _change(self, trial: Trial, event: TrialEvent, **details: Any) -> None:
         self._trials.change(trial, event, **details)
