@@ -13,7 +13,8 @@ from hpctrain.tune.trial import Transfer, Trial, TrialEvent, TrialState
 
 _CONTINUE = TrialScheduler.CONTINUE
 
-# Time, trial, and what comes first of the same time and trial.
+# Time, trial, and what comes first of the same time and trial. The clock of a node may be set back:
+# of one trial no report is before the last one, nor its end.
 _Key = tuple[float, str, float]
 
 
@@ -154,13 +155,15 @@ def _moments(
         next_begun[trial_id] = begun
         begun = min([begun, *(report.time for report in histories[trial_id][:1])])
     for trial_id, trial in trials.items():
-        reports = histories[trial_id]
-        for report in reports:
-            yield (report.time, trial_id, report.number), report
+        last = -math.inf
+        for index, report in enumerate(histories[trial_id]):
+            last = max(last, report.time)
+            yield (last, trial_id, index), report
         coming = () if trial.transfer is None else (trial.transfer,)
         for transfer in (*(origin.transfer for origin in trial.origins), *coming):
+            last = max(last, transfer.time)
             yield (transfer.time, trial_id, math.inf), transfer
         if trial.state.is_final:
             # One without a report may have been what those after it waited for.
-            ended = reports[-1].time if reports else next_begun[trial_id]
+            ended = last if histories[trial_id] else next_begun[trial_id]
             yield (ended, trial_id, math.inf), None

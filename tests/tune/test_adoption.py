@@ -109,6 +109,18 @@ def test_a_trial_that_has_stopped_was_let_go_on_after_all_reports_but_its_last(
     assert seen == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "times", [(2.0, 9.0, 5.0), (9.0, 2.0, 5.0), (9.0, 5.0, 2.0)], ids="{0[0]}-{0[1]}-{0[2]}".format
+)
+def test_a_clock_that_was_set_back_changes_neither_the_order_of_reports_nor_the_end(
+    times: tuple[float, float, float],
+) -> None:
+    worse = reports_of(*((at, 1.0) for at in times))
+    said, seen = replayed(TrialState.TERMINATED, worse, reports_of((1.0, 2.0)))
+    assert said.stops == {}
+    assert seen == [1, 2, 3]
+
+
 def test_reports_after_a_refused_first_one_are_withheld_until_one_has_the_metric() -> None:
     trial = Trial(trial_id="trial_00000", config={}, state=TrialState.ERROR)
     lacking = [Report(number=n, time=n, metrics={"training_iteration": n}) for n in (1, 2)]
