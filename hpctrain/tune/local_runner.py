@@ -228,7 +228,7 @@ class LocalRunner:
         lines = watch.take_lines(until)
         reports = [make_report(trial, watch.clock, line) for line in lines]
         if status is None:
-            return Look(reports=reports, end=self._explain_missing(watch))
+            return Look(reports=reports, end=watch.explain_missing())
         watch.has_begun = True
         if not is_over and not has_died:
             return Look(reports=reports)
@@ -371,15 +371,6 @@ class LocalRunner:
     def _is_stopped_for_good(paths: RunPaths) -> bool:
         """Return whether a person has stopped a trial."""
         return _stop_mark(paths).exists()
-
-    @staticmethod
-    def _explain_missing(watch: Watch) -> End:
-        """Return the end of a run without a status: removed, or never begun."""
-        if not watch.has_begun and not watch.paths.metrics.exists():
-            # Its start was interrupted.
-            return End(failed=False, was_stopped=True, reason="it had not begun")
-        reason = f"{watch.paths.status} is gone: were its files removed?"
-        return End(failed=True, was_stopped=False, reason=reason)
 
     def _scaling_of(self, trial: Trial) -> ScalingConfig:
         return self._make_trainer(trial.trial_id, trial.config).scaling_config

@@ -126,6 +126,14 @@ class Watch:
             reason=f"{reason}: see {self.paths.executor_log}",
         )
 
+    def explain_missing(self) -> End:
+        """Return the end of a run without a status: removed, or never begun. Not collective."""
+        if not self.has_begun and not self.paths.metrics.exists():
+            # Its start was interrupted.
+            return End(failed=False, was_stopped=True, reason="it had not begun")
+        reason = f"{self.paths.status} is gone: were its files removed?"
+        return End(failed=True, was_stopped=False, reason=reason)
+
     def record_end(self, reason: str) -> None:
         """Write down that the run is over, if that is possible. Not collective."""
         try:
