@@ -207,6 +207,10 @@ class LocalRunner:
         reports = read_reports(watch.paths, with_partial=True)
         return [make_report(trial, watch.clock, line) for line in reports]
 
+    def forget(self, trial: Trial) -> None:
+        """Forget what was seen of the run of a trial, which was moved aside. Not collective."""
+        self._watches.pop(trial.trial_id, None)
+
     def look(self, trial: Trial) -> Look:
         """Return what is new of a trial. Not collective."""
         watch, now = self._watch(trial), time.monotonic()

@@ -95,6 +95,9 @@ class TrialRunner(Protocol):
     def history(self, trial: Trial) -> Sequence[Report]:
         """Return all reports that a trial has made."""
 
+    def forget(self, trial: Trial) -> None:
+        """Forget what was seen of a run that was moved aside: the trial begins anew."""
+
     def look(self, trial: Trial) -> Look:
         """Return what is new of a trial that was begun."""
 

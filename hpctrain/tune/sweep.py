@@ -227,6 +227,7 @@ class Sweep:
         self._metrics.forget(trial, anew=anew)
         self._change(trial, TrialEvent.RETRY, anew=anew)
         if anew:
+            self._runner.forget(trial)
             trial.begin_anew()
         self._learners.note_retry(trial)
 

@@ -90,6 +90,9 @@ class FakeRunner:
     def history(self, trial: Trial) -> Sequence[Report]:
         return self.made.get(trial.trial_id, [])
 
+    def forget(self, trial: Trial) -> None:
+        """Nothing was noted."""
+
     def look(self, trial: Trial) -> Look:
         name, script = trial.trial_id, self.script(trial)
         if (name in self.asked and not script.ignores_stop) or name in self.ended:

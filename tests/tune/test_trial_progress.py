@@ -14,8 +14,10 @@ from hpctrain.rundir.store import CheckpointStore
 from hpctrain.tune.attempt_clock import AttemptClock
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.runner import Saved
-from hpctrain.tune.trial import Origin, Transfer, Trial
+from hpctrain.tune.slots import Capacity, Slots
+from hpctrain.tune.trial import Origin, Transfer, Trial, TrialState
 from hpctrain.tune.trial_progress import find_saved, make_report
+from tests.tune.played import make_sweep
 
 
 @pytest.fixture
@@ -105,3 +107,20 @@ def test_a_restored_sweep_knows_which_reports_are_partial_and_others_need_not(tm
     paths.metrics.write_text("".join(json.dumps(each) + "\n" for each in lines))
     assert [report.is_partial for report in runner.history(trial)] == [True, False]
     assert all("partial" not in report for report in read_reports(paths))
+
+
+def test_a_trial_that_begins_anew_has_spent_no_seconds_yet(tmp_path: Path):
+    def begin(time: float) -> None:
+        paths.root.mkdir()
+        append_event(paths, "attempt-started", attempt=1, time=time)
+        paths.metrics.write_text(json.dumps(line(1, attempt=1, time=time + 5)) + "\n")
+
+    trial = Trial(trial_id="trial_00000", config={}, state=TrialState.ERROR)
+    paths = RunPaths(tmp_path / trial.trial_id)
+    runner: Any = LocalRunner(lambda trial_id, config: None, lambda name: tmp_path / name)  # type: ignore[arg-type,return-value]
+    sweep = make_sweep(runner, tmp_path, slots=Slots(Capacity(cpus=1)))
+    for time in (1000.0, 90_000.0):
+        begin(time)
+        assert runner.history(trial)[0].metrics["time_total_s"] == 5.0
+        paths.root.rename(tmp_path / f"aside-{time}")
+        sweep.retry(trial, anew=True)
