@@ -83,6 +83,26 @@ def test_a_failed_trial_and_one_without_a_number_count_as_failed() -> None:
     assert [trial.state.name for trial in search._study.study.trials] == ["FAIL", "FAIL"]
 
 
+@pytest.mark.parametrize("last", [{"status": "ok"}, {"loss": None}, {"loss": 0.5}])
+def test_the_last_value_of_a_trial_counts_whatever_it_reports_after_that(last: Any) -> None:
+    search = make()
+    search.suggest("t0")
+    for iteration, loss in enumerate((3.0, 0.5), start=1):
+        search.on_trial_result("t0", {"loss": loss, "training_iteration": iteration})
+    search.on_trial_complete("t0", last)
+    (trial,) = search._study.study.trials
+    assert (trial.state.name, trial.value) == ("COMPLETE", 0.5)
+
+
+def test_a_trial_whose_loss_is_no_number_any_more_counts_as_failed() -> None:
+    search = make()
+    search.suggest("t0")
+    for iteration, loss in enumerate((3.0, float("inf")), start=1):
+        search.on_trial_result("t0", {"loss": loss, "training_iteration": iteration})
+    search.on_trial_complete("t0", {"status": "ok"})
+    assert [trial.state.name for trial in search._study.study.trials] == ["FAIL"]
+
+
 def test_distributions_of_optuna_and_a_function_of_its_trial_are_spaces() -> None:
     import optuna
 

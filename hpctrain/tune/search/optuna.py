@@ -10,7 +10,7 @@ from hpctrain import environ
 from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.metric_names import find_float, find_number
+from hpctrain.metric_names import as_finite, find_number
 from hpctrain.tune.plain import is_plain
 from hpctrain.tune.search.optuna_arguments import (
     SEEDS,
@@ -121,6 +121,8 @@ class OptunaSearch(Searcher):
         self._study: Study | None = None
         self._restored = 0
         self._known: list[Mapping[str, Any]] = []
+        self._last: dict[str, float] = {}
+        """Last value of each trial that has not ended: a later report may lack it."""
         self._repeats_left = 0
 
     def set_search_properties(
@@ -147,6 +149,7 @@ class OptunaSearch(Searcher):
                 choose_point(point, self._parameters, space, number=number)
                 for number, point in enumerate(self._given_points)
             ]
+        self._last = {}
         self._study = study = Study(
             self._sweep,
             mode=str(self.mode),
@@ -242,7 +245,11 @@ class OptunaSearch(Searcher):
         Not collective.
         """
         assert self.metric is not None
-        score, step = find_float(result, self.metric), find_number(result, "training_iteration")
+        value, step = find_number(result, self.metric), find_number(result, "training_iteration")
+        if value is None:
+            return None
+        self._last[trial_id] = value
+        score = as_finite(value)
         if score is None or step is None:
             return None
         return STOP if self._begun.report(trial_id, score, int(step)) else None
@@ -252,8 +259,9 @@ class OptunaSearch(Searcher):
     ) -> None:
         """Tell Optuna the last value of a trial, or that it failed. Not collective."""
         assert self.metric is not None
-        score = find_float(result or {}, self.metric)
-        self._begun.tell(trial_id, None if error else score)
+        value, last = find_number(result or {}, self.metric), self._last.pop(trial_id, None)
+        value = last if value is None else value
+        self._begun.tell(trial_id, None if error or value is None else as_finite(value))
 
     def restore_trial(self, trial_id: str, config: Mapping[str, Any]) -> None:
         """Propose again what was proposed for a trial. Not collective.
