@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import find_score
+from hpctrain.metric_names import find_number, find_score
 from hpctrain.rundir.display import counted, format_value
-from hpctrain.rundir.metrics import read_last_report
+from hpctrain.rundir.metrics import read_last_report, read_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
@@ -145,15 +146,24 @@ def seen_state(paths: SweepPaths, trial: Trial, state: str) -> TrialState:
 
 def _scores(paths: SweepPaths, record: SweepRecord, metric: str) -> Iterator[tuple[str, float]]:
     for trial_id, trial in record.trials.items():
-        metrics = trial.metrics
-        if not trial.state.is_final:
-            run = RunPaths(paths.run(trial_id))
-            if (last := read_last_report(run)) is not None:
-                metrics = last["metrics"]
-                if metric in ADDED:
-                    metrics = make_report(trial, AttemptClock(paths=run), last).metrics
+        metrics, run = trial.metrics, RunPaths(paths.run(trial_id))
+        if not trial.state.is_final and (last := read_last_report(run)) is not None:
+            metrics = last["metrics"]
+            if metric in ADDED:
+                metrics = make_report(trial, AttemptClock(paths=run), last).metrics
+        if metrics and find_number(metrics, metric) is None:
+            metrics = _find_last_with(metric, run)
         if (score := find_score(metrics, metric)) is not None:
             yield trial_id, score
+
+
+def _find_last_with(metric: str, run: RunPaths) -> Mapping[str, Any]:
+    """Return the metrics of the last report that has one as a number; empty if none has."""
+    with suppress(OSError):
+        for report in reversed(read_reports(run)):
+            if find_number(report["metrics"], metric) is not None:
+                return cast("Mapping[str, Any]", report["metrics"])
+    return {}
 
 
 class OverviewReader:

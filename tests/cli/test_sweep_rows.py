@@ -82,6 +82,23 @@ def test_trials_at_work_are_compared_by_what_each_report_gets(tmp_path: Path) ->
     assert (overview.best, overview.value) == ("trial_00001", 7)
 
 
+def test_a_trial_whose_last_report_lacks_the_metric_is_compared_by_the_last_that_has_it(
+    tmp_path: Path,
+) -> None:
+    ledger = SweepLedger(paths=SweepPaths(root=tmp_path))
+    ledger.append("sweep-started", metric="loss", mode="min")
+    for number, last in enumerate([{"loss": 0.5}, {"status": "ok"}, {"loss": float("nan")}]):
+        name = f"trial_{number:05d}"
+        ledger.add_trial(Trial(trial_id=name, config={"x": number}))
+        write_run(tmp_path / name, "finished", reports=1, metrics={"loss": 0.1})
+        line = {"report": 2, "attempt": 1, "time": 2.0, "metrics": last, "checkpoint": None}
+        with RunPaths(tmp_path / name).metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        ledger.append("trial-ended", trial=name, reports=2, metrics=last, reason="")
+    overview = read_overview(tmp_path)
+    assert (overview.best, overview.value) == ("trial_00001", 0.1)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("verb", ["list", "top"])
 def test_the_line_fits_a_terminal(
