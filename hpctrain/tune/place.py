@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -38,6 +39,9 @@ from hpctrain.worker.bootstrap import visible_gpus
 TrialLauncher = Literal["local", "allocation", "slurm"]
 """How trials start: ``local``, ``allocation`` on the nodes of one, ``slurm`` as jobs."""
 _LEFT = LeftSweeps()
+_OF_FILESYSTEM = frozenset(
+    {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE}
+)
 
 
 @contextlib.contextmanager
@@ -101,12 +105,24 @@ def errors_of_files(paths: SweepPaths, how_to_go_on: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if not is_of_files(error, paths):
+            raise
         what = f"{error.filename or paths.events} cannot be written: {error.strerror or error}."
         if has_sweep(paths):
             raise LaunchError(
                 f"{what} The trials were asked to stop. Once it can, {how_to_go_on}."
             ) from error
         raise LaunchError(f"{what} Once it can, begin the sweep again.") from error
+
+
+def is_of_files(error: OSError, paths: SweepPaths) -> bool:
+    """Return whether an error is one of the filesystem of a sweep, and not of a connection. Pure.
+
+    Code of the user's, such as a search algorithm, has files of its own, too.
+    """
+    # An earlier sweep is moved to a name that begins with that of this one.
+    is_inside = str(error.filename or "").startswith(str(paths.root))
+    return is_inside or error.errno in _OF_FILESYSTEM
 
 
 def is_begun(paths: SweepPaths) -> bool:

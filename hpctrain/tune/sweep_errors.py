@@ -11,6 +11,7 @@ from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.metric_check import UnreportedMetricError
 from hpctrain.tune.person_stops import PersonStops
+from hpctrain.tune.place import is_of_files
 from hpctrain.tune.sweep import Sweep
 from hpctrain.uncaught import show_as
 
@@ -50,10 +51,14 @@ def errors_of_sweep(
             f"{error} The trials were stopped; get_results() has what they reported. Begin again "
             f"under another name, or with RunConfig(existing='restart')."
         ) from error
-    except (HpctrainError, OSError) as error:
+    except HpctrainError as error:
         _note_interrupt(paths, str(error))
         raise
     except Exception as error:
+        if isinstance(error, OSError) and is_of_files(error, paths):
+            # `errors_of_files` explains it.
+            _note_interrupt(paths, str(error))
+            raise
         _note_interrupt(paths, f"{type(error).__name__}: {error}")
         # Of a scheduler, a search algorithm or a stop criterion of the user's.
         log(f"the sweep stopped because of an error; {how_to_go_on}")

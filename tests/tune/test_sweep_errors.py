@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from hpctrain.errors import ConfigError, LaunchError, RunStoppedError, Supersede
 from hpctrain.tune.ledger import SweepPaths
 from hpctrain.tune.metric_check import UnreportedMetricError
 from hpctrain.tune.person_stops import PersonStops, request_stop
+from hpctrain.tune.place import errors_of_files
 from hpctrain.tune.sweep import Sweep
 from hpctrain.tune.sweep_errors import errors_of_sweep
 
@@ -26,6 +28,18 @@ def message(root: Path, error: Exception, becomes: type[Exception] | None = None
     ):
         raise error
     return str(raised.value)
+
+
+def explained(root: Path, error: Exception) -> Exception:
+    """Return the error that ends the sweep in its place."""
+    paths, sweep = SweepPaths(root=root), SimpleNamespace(reason="")
+    with (
+        pytest.raises(Exception, match=r"\A") as raised,
+        errors_of_files(paths, HOW),
+        errors_of_sweep(paths, cast("Sweep", sweep), PersonStops(paths), HOW),
+    ):
+        raise error
+    return raised.value
 
 
 def reason(root: Path) -> str:
@@ -60,6 +74,45 @@ def test_a_metric_that_no_trial_reports_asks_for_a_right_function_or_a_right_nam
 @pytest.mark.parametrize("error", [SupersededError("taken over"), LaunchError("no srun")])
 def test_other_errors_stay_as_they_are(error: Exception, tmp_path: Path):
     assert message(tmp_path, error) == str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("example.org did not answer"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "points.json"),
+    ],
+    ids=repr,
+)
+def test_an_error_of_a_search_is_none_of_the_files_of_the_sweep(
+    error: OSError, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert explained(tmp_path, error) is error
+    assert reason(tmp_path) == f"{type(error).__name__}: {error}"
+    assert f"because of an error; {HOW}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (errno.ENOSPC, None),
+        (errno.ENOSPC, "/tmp/socket"),
+        (errno.EACCES, "sweep/trial_00001"),
+        (errno.EACCES, "sweep.20260101-000000-abcd"),
+        (errno.EROFS, "sweep"),
+    ],
+)
+def test_an_error_of_the_files_of_the_sweep_names_them(
+    number: int, name: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    paths = SweepPaths(root=tmp_path / "sweep")
+    path = None if name is None else str(tmp_path / name)
+    error = explained(paths.root, OSError(number, "because", path))
+    assert isinstance(error, LaunchError)
+    expected = f"{path or paths.events} cannot be written: because. Once it can, begin the"
+    assert str(error).startswith(expected)
+    assert not capsys.readouterr().err
 
 
 def test_an_error_of_a_scheduler_is_logged_with_the_next_step(
