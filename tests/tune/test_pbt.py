@@ -261,6 +261,26 @@ def test_numbers_of_numpy_are_drawn_and_moved_as_those_of_python(kind: Any) -> N
     assert type(moved["size"]) is (int if issubclass(kind, (int, np.integer)) else float)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        tune.choice([tune.uniform(0, 1)]),
+        tune.choice([tune.choice([tune.uniform(0, 1)])]),
+        lambda: tune.uniform(0, 1),
+    ],
+)
+def test_a_domain_inside_of_what_is_drawn_is_drawn_from(values: Any) -> None:
+    drawn = explore(
+        {"x": 7.0},
+        {"x": values},
+        resample_probability=1.0,
+        factors=(1.2,),
+        custom=None,
+        rng=random.Random(1),
+    )
+    assert 0 <= drawn["x"] <= 1
+
+
 def _fail() -> float:
     raise ValueError("no")
 
@@ -317,6 +337,10 @@ def test_what_may_be_a_number_is_not_refused(mutation: Any, given: Any) -> None:
         (lambda: make(Population(), hyperparam_mutations=[1]), "a dict is needed"),
         (lambda: make(Population(), hyperparam_mutations={"a": []}), "an empty list"),
         (lambda: make(Population(), hyperparam_mutations={"a": 3}), "A list of values, a domain"),
+        (
+            lambda: make(Population(), hyperparam_mutations={"a": [1, tune.uniform(2, 3)]}),
+            "a list with a domain",
+        ),
         (
             lambda: make(Population(), hyperparam_mutations={"a": {"b": tune.grid_search([1])}}),
             "a/b is .*nothing can be drawn later",

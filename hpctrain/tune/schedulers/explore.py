@@ -12,7 +12,7 @@ from typing import Any
 from hpctrain.checks import did_you_mean, plain_number, shown
 from hpctrain.errors import ConfigError
 from hpctrain.tune.domains import Categorical, Domain, Function, Grid
-from hpctrain.tune.variants import copy_containers, show_path
+from hpctrain.tune.variants import copy_containers, resolve, show_path
 from hpctrain.unresolved import Path, find_unresolved, is_grid_mapping
 
 
@@ -41,6 +41,11 @@ def check_mutations(mutations: object, path: Path = ()) -> None:
         elif isinstance(values, (list, tuple)):
             if not values:
                 raise ConfigError(f"{where} is an empty list. Give its values.")
+            for _, domain in find_unresolved(values):
+                raise ConfigError(
+                    f"{where} is a list with a domain, {shown(domain)}: a value moves to its "
+                    f"neighbour in a list. Give the values, or choice([...]) in place of the list."
+                )
         elif not isinstance(values, Domain) and not callable(values):
             raise ConfigError(
                 f"{where} is {shown(values)}. A list of values, a domain such as uniform(), a "
@@ -179,9 +184,11 @@ def _find_lost(mutations: Mapping[str, Any], config: Any, path: Path = ()) -> Pa
 
 
 def _draw(values: Any, path: Path, rng: random.Random) -> Any:
-    if isinstance(values, Domain):
-        return values.sample(rng)
-    return _call(f"hyperparam_mutations: the function of {show_path(path)}", values)
+    if not isinstance(values, Domain):
+        values = _call(f"hyperparam_mutations: the function of {show_path(path)}", values)
+    # What is drawn may hold domains.
+    name = show_path(path)
+    return resolve({name: values}, combination=0, rng_of=lambda _: rng)[name]
 
 
 def _multiply(old: Any, factor: float, path: Path) -> Any:
