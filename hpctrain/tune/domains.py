@@ -258,6 +258,11 @@ def _draw_between(rng: random.Random, lower: float, upper: float, *, log: bool) 
 def _values(name: str, values: Iterable[Any]) -> list[Any]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise ConfigError(f"{name}({shown(values)}): a list of values is needed.")
+    if isinstance(values, (set, frozenset)):
+        raise ConfigError(
+            f"{name}({shown(values)}): the values of a set have another order in each process, so "
+            f"that a seed would draw others each time. Give a list, such as sorted(...)."
+        )
     listed = list(values)
     if not listed:
         raise ConfigError(f"{name}([]) has no values to choose from. Give one or more.")

@@ -292,6 +292,8 @@ def test_trials_do_not_share_what_they_may_change() -> None:
     [
         (lambda: tune.grid_search([]), "has no values"),
         (lambda: tune.choice("abc"), "a list of values is needed"),
+        (lambda: tune.choice({"a", "b"}), "have another order in each process"),
+        (lambda: tune.grid_search(frozenset("ab")), "have another order in each process"),
         (lambda: tune.uniform(1, 1), "the lower bound comes first"),
         (lambda: tune.uniform(1, None), "two numbers are needed"),
         (lambda: tune.loguniform(0, 1), "have a logarithm"),
