@@ -17,6 +17,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import scan_lines
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.columns import Column, Kind, convert, name_columns
+from hpctrain.tune.plain import readable
 from hpctrain.tune.trial import Trial
 
 _FIXED: Mapping[str, Kind] = {
@@ -137,8 +138,8 @@ def _see(columns: dict[str, Column], values: Iterator[tuple[str, Any]]) -> None:
 
 
 def _flat_config(trial: Trial) -> Iterator[tuple[str, Any]]:
-    # As it is in the ledger, where what JSON cannot hold is text.
-    return flatten(json.loads(json.dumps(trial.config, default=str)))
+    # As it is in the ledger, where what JSON cannot hold is text, keys included.
+    return flatten(json.loads(json.dumps(readable(trial.config))))
 
 
 def read_trial_reports(paths: RunPaths) -> tuple[list[dict[str, Any]], list[str]]:

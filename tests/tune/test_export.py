@@ -112,6 +112,20 @@ def test_reports_that_come_after_the_first_look_are_in_no_row(make: Make, tmp_pa
     assert "trial_id" not in str(caught.value), "what is named has been reported"
 
 
+def test_a_configuration_with_keys_that_are_no_text_has_columns_of_their_names(
+    make: Make, tmp_path: Path
+) -> None:
+    config: dict[str, Any] = {"model": {("a", 1): 2, 3: {"x"}}, "itself": {}}
+    config["itself"]["self"] = config["itself"]
+    (row,) = read([make({"loss": 1.0}, config=config)], tmp_path / "t.parquet").to_pylist()
+    found = {name: value for name, value in row.items() if name.startswith("config/")}
+    assert found == {
+        "config/model/('a', 1)": 2,
+        "config/model/3": "{'x'}",
+        "config/itself/self": "...",
+    }
+
+
 def test_a_trial_without_a_report_has_a_row_too(make: Make, tmp_path: Path) -> None:
     table = read([make({"loss": 1.0}), make(config={"lr": 2})], tmp_path / "t.parquet")
     assert table.to_pylist()[1] == {
