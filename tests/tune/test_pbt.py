@@ -270,13 +270,9 @@ def test_numbers_of_numpy_are_drawn_and_moved_as_those_of_python(kind: Any) -> N
     ],
 )
 def test_a_domain_inside_of_what_is_drawn_is_drawn_from(values: Any) -> None:
+    rng = random.Random(1)
     drawn = explore(
-        {"x": 7.0},
-        {"x": values},
-        resample_probability=1.0,
-        factors=(1.2,),
-        custom=None,
-        rng=random.Random(1),
+        {"x": 7.0}, {"x": values}, resample_probability=1.0, factors=(1.2,), custom=None, rng=rng
     )
     assert 0 <= drawn["x"] <= 1
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Mapping
+from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 from hpctrain.checks import plain_number
@@ -62,7 +65,7 @@ class MedianStoppingRule(TrialScheduler):
         self._grace_period = plain_number(grace_period)
         required = f"{name}(min_samples_required=...)"
         self._min_samples = whole(required, min_samples_required, at_least=1)
-        self._seen: dict[str, list[tuple[float, float]]] = {}
+        self._curves: dict[str, _Curve] = {}
 
     def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Decision:
         """Return whether a trial is as good as the median of the others. Not collective."""
@@ -70,30 +73,78 @@ class MedianStoppingRule(TrialScheduler):
         if score is None:
             return self.CONTINUE
         when, _ = score
-        own = self._seen.setdefault(trial_id, [])
-        own.append(score)
+        own = self._note(trial_id, *score)
         if when < self._grace_period:
             return self.CONTINUE
         averages = [
             average
-            for other, seen in self._seen.items()
-            if other != trial_id and seen[-1][0] >= when
-            if (average := self._average(seen, when)) is not None
+            for curve in self._curves.values()
+            if curve is not own and curve.last >= when
+            if (average := curve.average(when)) is not None
         ]
         if len(averages) < self._min_samples:
             return self.CONTINUE
-        best = max(value for _, value in own)
-        # Of a first value that is NaN max() makes NaN, which is equal to nothing: it is stopped.
-        return self.STOP if max(statistics.median(averages), best) != best else self.CONTINUE
+        # A first value that is NaN stays the best, and is equal to nothing: the trial is stopped.
+        is_worse = max(statistics.median(averages), own.best) != own.best
+        return self.STOP if is_worse else self.CONTINUE
 
     def on_complete(self, trial_id: str, metrics: Mapping[str, Any]) -> None:
         """Let the last report of a trial count once more, as in Ray Tune. Not collective."""
         score = self._score(metrics)
         if score is not None:
-            self._seen.setdefault(trial_id, []).append(score)
+            self._note(trial_id, *score)
 
-    def _average(self, seen: list[tuple[float, float]], until: float) -> float | None:
-        values = [value for when, value in seen if self._grace_period <= when <= until]
-        if not values or not all(map(math.isfinite, values)):
+    def _note(self, trial_id: str, when: float, value: float) -> _Curve:
+        curve = self._curves.setdefault(trial_id, _Curve())
+        curve.take(when, value, is_averaged=self._grace_period <= when)
+        return curve
+
+
+class _Curve:
+    """The values of a trial, whose average until any time is known without adding them up again."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+        """Time of the last value."""
+        self.best = math.nan
+        self._is_empty = True
+        self._times: list[float] = []
+        self._values: list[float] = []
+        self._sums: list[float] = []
+        """Of the values until each of the times."""
+        self._total = Fraction()
+        self._not_finite_at = math.inf
+
+    def take(self, when: float, value: float, *, is_averaged: bool) -> None:
+        """Note a value."""
+        self.last = when
+        self.best = value if self._is_empty else max(self.best, value)
+        self._is_empty = False
+        if not is_averaged:
+            return
+        if not math.isfinite(value):
+            self._not_finite_at = min(self._not_finite_at, when)
+            return
+        index = bisect_right(self._times, when)
+        self._times.insert(index, when)
+        self._values.insert(index, value)
+        self._total += Fraction(value)
+        if index == len(self._sums):
+            self._sums.append(_rounded(self._total))
+        else:
+            # It has begun anew, and reports the same times again.
+            self._sums = list(map(_rounded, accumulate(map(Fraction, self._values))))
+
+    def average(self, until: float) -> float | None:
+        """Return the average of the values up to a time; None if there are none, or not finite."""
+        count = bisect_right(self._times, until)
+        if not count or until >= self._not_finite_at or not math.isfinite(self._sums[count - 1]):
             return None
-        return math.fsum(values) / len(values)
+        return self._sums[count - 1] / count
+
+
+def _rounded(total: Fraction) -> float:
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf
