@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.runner import Report, TrialRunner
@@ -28,7 +29,7 @@ class Replayed:
     """Number of the report that it decided to stop a trial after, by name; others came later."""
     exploits: tuple[Exploit, ...]
     histories: Mapping[str, Sequence[Report]]
-    """All reports, by name of the trial."""
+    """Reports by name of the trial: all of them, if something learns from them."""
 
 
 def replay(
@@ -37,6 +38,7 @@ def replay(
     learners: Learners,
     *,
     refuses: Callable[[Report], bool] = lambda report: False,
+    lacks: Callable[[Mapping[str, Any]], bool] = lambda metrics: False,
 ) -> Replayed:
     """Tell of all reports, transfers and ends in their order in time, and note the last reports.
 
@@ -47,12 +49,17 @@ def replay(
     refuses
         Returns whether a trial fails after a first report: what learns is not sent it, nor those
         after it that lack the same.
+    lacks
+        Returns whether metrics lack one that trials have to report.
     """
     scheduler = learners.scheduler
     histories = {}
     for trial_id, trial in trials.items():
         learners.note_restored(trial)
-        histories[trial_id] = list(runner.history(trial))
+        if learners.learn:
+            histories[trial_id] = list(runner.history(trial))
+        else:
+            histories[trial_id] = _read_ends(trial, runner, lacks)
     withheld = {name for name, of_trial in histories.items() if of_trial and refuses(of_trial[0])}
     moments = sorted(_moments(trials, histories), key=lambda moment: moment[0])
     transferred = max((k[0] for k, what in moments if isinstance(what, Transfer)), default=0.0)
@@ -88,6 +95,21 @@ def replay(
     learners.ask_again()
     scheduler.is_replaying = False
     return Replayed(decisions=decisions, stops=stops, exploits=tuple(exploits), histories=histories)
+
+
+def _read_ends(
+    trial: Trial, runner: TrialRunner, lacks: Callable[[Mapping[str, Any]], bool]
+) -> list[Report]:
+    """Return the first and the last report, and the first that lacks no metric.
+
+    Of a trial that has ended they are read only if the ledger does not say whether there is one.
+    """
+    if trial.state.is_final and not (trial.reports and lacks(trial.metrics)):
+        return []
+    reports = runner.history(trial)
+    whole = next((report for report in reports if not lacks(report.metrics)), None)
+    kept = (*reports[:1], whole, *reports[-1:])
+    return [report for report in reports if any(report is each for each in kept)]
 
 
 def settle(

@@ -9,7 +9,12 @@ from hpctrain.checks import shown
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.tune.runner import Report
-from hpctrain.tune.schedulers.scheduler import Decision, Exploit, TrialScheduler
+from hpctrain.tune.schedulers.scheduler import (
+    Decision,
+    Exploit,
+    FIFOScheduler,
+    TrialScheduler,
+)
 from hpctrain.tune.search.parameters import is_same
 from hpctrain.tune.search.searcher import STOP, SearchAlgorithm, has_restore, has_retry
 from hpctrain.tune.trial import Trial, TrialState
@@ -42,6 +47,11 @@ class Learners:
         """Trials of which the search knows nothing, or is sent nothing more."""
         self._to_ask: dict[str, Trial] = {}
         """Trials that are restored, and that the search is not asked for again yet."""
+
+    @property
+    def learn(self) -> bool:
+        """Whether one of them may decide by what trials have reported."""
+        return self._search is not None or type(self.scheduler) is not FIFOScheduler
 
     def note_new(self, trial: Trial) -> None:
         """Tell of a trial that is about to begin. Not collective."""

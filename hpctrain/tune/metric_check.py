@@ -63,7 +63,7 @@ class MetricCheck:
             # The ledger's count, too: a person may have removed the directory of the trial.
             known = [trial.metrics] if trial.reports else []
             known += [report.metrics for report in reports]
-            if any(self._find_lack(metrics) is None for metrics in known):
+            if not all(map(self.lacks, known)):
                 self._having.add(trial_id)
             elif (
                 reports
@@ -85,9 +85,13 @@ class MetricCheck:
         if anew:
             self._having.discard(trial.trial_id)
 
+    def lacks(self, metrics: Mapping[str, object]) -> bool:
+        """Return whether metrics lack one of those that have to be reported. Pure."""
+        return self._find_lack(metrics) is not None
+
     def refuses(self, report: Report) -> bool:
         """Return whether a trial is to fail after this first report. Pure."""
-        return not report.is_partial and self._find_lack(report.metrics) is not None
+        return not report.is_partial and self.lacks(report.metrics)
 
     def has_refused(self, trial: Trial) -> bool:
         """Return whether a trial is to fail once its run has stopped. Not collective."""
@@ -105,7 +109,7 @@ class MetricCheck:
         UnreportedMetricError
             If no other trial has reported the metrics either.
         """
-        if self._find_lack(report.metrics) is None:
+        if not self.lacks(report.metrics):
             self._having.add(trial.trial_id)
         if not is_first or not self.refuses(report):
             return False

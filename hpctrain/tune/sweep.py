@@ -184,7 +184,13 @@ class Sweep:
         """
         self._trials.by_id.update(trials)
         unjudged = {name for name, trial in trials.items() if not trial.reports}
-        replayed = replay(self.trials, self._runner, self._learners, refuses=self._metrics.refuses)
+        replayed = replay(
+            self.trials,
+            self._runner,
+            self._learners,
+            refuses=self._metrics.refuses,
+            lacks=self._metrics.lacks,
+        )
         self._metrics.recall(self.trials, replayed.histories, unjudged=unjudged)
         self._transfers.hold_all()
         self._runner.watch(self._trials.at_work)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hpctrain.tune.adoption import Replayed, replay, settle
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.metric_check import MetricCheck
 from hpctrain.tune.runner import Report
-from hpctrain.tune.schedulers import ASHAScheduler
+from hpctrain.tune.schedulers import ASHAScheduler, FIFOScheduler
 from hpctrain.tune.trial import Trial, TrialEvent, TrialState
 from tests.tune.played import FakeRunner
 
@@ -136,3 +137,53 @@ def test_reports_after_a_refused_first_one_are_withheld_until_one_has_the_metric
     learners = Learners(Noting(metric="m", mode="max"), None)
     replay({trial.trial_id: trial}, runner, learners, refuses=MetricCheck({"m": "it"}).refuses)
     assert seen == [3]
+
+
+@dataclass
+class _Reading(FakeRunner):
+    """Notes of which trials all reports are read."""
+
+    read: list[str] = field(default_factory=list)
+
+    def history(self, trial: Trial) -> Sequence[Report]:
+        self.read.append(trial.trial_id)
+        return super().history(trial)
+
+
+def restored(learners: Learners) -> tuple[Replayed, _Reading, dict[str, Trial]]:
+    """Return what is read of a trial that has ended, one whose end lacks "m", and one at work."""
+    reports = reports_of(*((float(at), 1.0) for at in range(1, 10)))
+    mute = replace(reports[-1], metrics={"training_iteration": 9})
+    runner = _Reading(made={"a": reports, "b": [*reports[:-1], mute], "c": reports})
+    states = dict(zip("abc", [TrialState.TERMINATED] * 2 + [TrialState.RUNNING], strict=True))
+    trials = {
+        name: Trial(trial_id=name, config={}, state=state, reports=9, attempt=1)
+        for name, state in states.items()
+    }
+    trials["a"].metrics, trials["b"].metrics = reports[-1].metrics, mute.metrics
+    check = MetricCheck({"m": "it"})
+    said = replay(trials, runner, learners, refuses=check.refuses, lacks=check.lacks)
+    return said, runner, trials
+
+
+def test_reports_that_nothing_learns_from_are_not_read_once_a_trial_has_ended() -> None:
+    said, runner, trials = restored(Learners(FIFOScheduler(), None))
+    assert runner.read == ["b", "c"], "whether b has reported the metric is not in the ledger"
+    numbers = {name: [each.number for each in of] for name, of in said.histories.items()}
+    assert numbers == {"a": [], "b": [1, 9], "c": [1, 9]}
+    assert {name: trial.reports for name, trial in trials.items()} == dict.fromkeys("abc", 9)
+    assert said.decisions["c"] == "CONTINUE"
+
+
+@pytest.mark.parametrize(
+    "learners",
+    [
+        Learners(ASHAScheduler(metric="m", mode="max"), None),
+        Learners(type("Own", (FIFOScheduler,), {})(), None),
+    ],
+    ids=["asha", "own"],
+)
+def test_what_learns_is_sent_all_reports_again(learners: Learners) -> None:
+    said, runner, _ = restored(learners)
+    assert sorted(runner.read) == ["a", "b", "c"]
+    assert [len(reports) for reports in said.histories.values()] == [9, 9, 9]
