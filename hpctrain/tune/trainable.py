@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hpctrain.checks import construct_again, did_you_mean, shown
 from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.function_run import FunctionRun
+from hpctrain.log import log
 from hpctrain.train_function import needed_by_name
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
 from hpctrain.tune.trial_function import TrialFunction
@@ -195,6 +196,25 @@ def name_trainable(trainable: Trainable) -> str:
 def run_config_of(trainable: Trainable) -> RunConfig:
     """Return the RunConfig that a trainable brings along. Not collective."""
     return trainable.run_config if isinstance(trainable, BaseTrainer) else RunConfig()
+
+
+def warn_of_lost_settings(trainable: Trainable, run_config: RunConfig) -> None:
+    """Log what the RunConfig of a trainer sets, and the one in its place does not. Not collective.
+
+    Parameters
+    ----------
+    run_config
+        That of the `Tuner`.
+    """
+    of_trainer, default = run_config_of(trainable), RunConfig()
+    names = [field.name for field in fields(RunConfig)]
+    kept = {name for name in names if getattr(run_config, name) != getattr(default, name)}
+    lost = [n for n in names if n not in kept and getattr(of_trainer, n) != getattr(default, n)]
+    if lost:
+        log(
+            f"warning: Tuner(run_config=...) replaces the trainer's RunConfig as a whole. Of that "
+            f"it lacks {', '.join(lost)}: give it those, too."
+        )
 
 
 def make_trial_trainer(

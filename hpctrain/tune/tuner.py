@@ -51,7 +51,13 @@ from hpctrain.tune.sweep_errors import errors_of_sweep, interrupts_of_sweep
 from hpctrain.tune.sweep_lines import describe_sweep
 from hpctrain.tune.sweep_plan import SweepPlan, plan_sweep
 from hpctrain.tune.sweep_start import begin_sweep, restore_sweep
-from hpctrain.tune.trainable import Trainable, check_trainable, name_trainable, run_config_of
+from hpctrain.tune.trainable import (
+    Trainable,
+    check_trainable,
+    name_trainable,
+    run_config_of,
+    warn_of_lost_settings,
+)
 from hpctrain.tune.trial import TrialState
 from hpctrain.tune.tune_config import TuneConfig
 from hpctrain.tune.tuner_life import seconds_of_last
@@ -99,6 +105,7 @@ class Tuner:
         self._run_config = given_or_default(
             "run_config", run_config or run_config_of(trainable), RunConfig
         )
+        warn_of_lost_settings(trainable, self._run_config)
         self._retries: tuple[TrialState, ...] = ()
         self._restarts_errored = False
         self._restored: SweepPaths | None = None
@@ -291,12 +298,8 @@ class Tuner:
                 f"trials go on with what was chosen from theirs. Leave it out; or begin another "
                 f"sweep with it."
             )
-        tuner = cls(
-            trainable,
-            param_space=stored.space,
-            tune_config=stored.tune_config,
-            run_config=stored.run_config,
-        )
+        tuner = cls(trainable, param_space=stored.space, tune_config=stored.tune_config)
+        tuner._run_config = stored.run_config
         tuner._restored = paths
         tuner._retries = (TrialState.ERROR,) if resume_errored or restart_errored else ()
         tuner._restarts_errored = restart_errored

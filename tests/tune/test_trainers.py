@@ -12,7 +12,7 @@ import pytest
 
 import hpctrain
 import hpctrain.data
-from hpctrain import RunConfig, ScalingConfig, tune
+from hpctrain import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, tune
 from hpctrain.base_trainer import BaseTrainer
 from hpctrain.metric_names import find_score
 
@@ -221,3 +221,21 @@ def test_a_trainer_is_tuned(name: str, tmp_path: Path, capfd: pytest.CaptureFixt
     assert find_score(found.metrics, metric) == (min if mode == "min" else max)(values)
     assert found.path == results[best].path
     assert "changed" not in capfd.readouterr().err
+
+
+def test_settings_of_the_trainer_that_those_of_the_tuner_replace_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def said(**of_tuner: Any) -> str:
+        tune.Tuner(trainer, run_config=RunConfig(**of_tuner))
+        return capsys.readouterr().err
+
+    retries = FailureConfig(max_failures=3)
+    of_trainer = RunConfig(name="own", stop={"loss": 0.1}, failure_config=retries)
+    trainer = DataParallelTrainer(print, run_config=of_trainer)
+    tune.Tuner(trainer)
+    assert not capsys.readouterr().err
+    assert "it lacks name, failure_config, stop: " in said(verbose=0)
+    assert "it lacks stop: " in said(name="sweep", failure_config=retries)
+    assert not said(name="sweep", failure_config=FailureConfig(max_failures=1), stop={"loss": 1})
+    assert not said(name="sweep", failure_config=retries, stop={"loss": 0.1}, verbose=0)
