@@ -135,10 +135,10 @@ class Tuner:
             self._run_config,
             restored=self._restored,
         )
-        paths, config, record = plan.paths, plan.config, plan.record
+        paths, config = plan.paths, plan.config
         job_end, person = JobEnd(), PersonStops(paths)
         how_to_go_on = f"Tuner.restore({str(paths.root)!r}, trainable).fit() goes on"
-        seen = record.trials.values() if record is not None else ()
+        seen = plan.record.trials.values() if plan.record is not None else ()
         # Of the last tuner, as long as this one has shown none.
         lived_s = seconds_of_last(paths)
         with (
@@ -147,43 +147,29 @@ class Tuner:
             job_end.watched(),
             errors_of_files(paths, how_to_go_on),
         ):
-            remove_unfinished(paths.tuner)
-            # Another tuner may have been at work since they were looked at.
-            if record is not None:
-                record = read_record(paths)
-                refuse_stopped(paths, record)
-            elif is_begun(paths):
-                refuse_existing(paths, plan.policy)
-                refuse_live(paths)
-                begin_anew(paths)
+            record = _look_again(plan)
             spent_s = 0.0 if record is None else record.earlier_s + max(record.last_s, lived_s)
-            sweep = Sweep(
-                source=plan.source,
-                scheduler=plan.scheduler,
-                search=config.search_alg,
-                runner=runner,
-                slots=plan.make_slots(),
-                ledger=SweepLedger(paths=paths),
-                rules=replace(plan.rules, spent_s=spent_s),
-                show=self._show,
-                interruptions=Interruptions(
-                    why_job_ends=job_end.why,
-                    why_leave=person.why,
-                    find_stopped=person.trials,
-                    is_urgent=lambda: person.is_now,
-                    stop_times=job_end.stop_times,
-                    check_hold=life.check,
-                ),
+            interruptions = Interruptions(
+                why_job_ends=job_end.why,
+                why_leave=person.why,
+                find_stopped=person.trials,
+                is_urgent=lambda: person.is_now,
+                stop_times=job_end.stop_times,
+                check_hold=life.check,
             )
+            sweep = self._make_sweep(plan, interruptions, spent_s=spent_s)
             self._write_code(paths, record, plan.sharing)
             with interrupts_of_sweep(sweep, runner, how_to_go_on):
                 if record is None:
                     self._begin(plan)
+                    life.count_anew()
                 else:
                     if self._retries and spent_s >= plan.rules.time_budget_s:
                         log("time_budget_s is over: trials that failed are not run again")
                         self._retries = ()
-                    self._go_on(paths, record, sweep, person, spent_s)
+                    restore_sweep(paths, record, person, spent_s=spent_s)
+                    life.count_anew()
+                    self._go_on(paths, record, sweep, person)
                 with errors_of_sweep(paths, sweep, person, how_to_go_on):
                     sweep.run()
             SweepLedger(paths=paths).append("sweep-ended", reason=sweep.reason)
@@ -305,6 +291,21 @@ class Tuner:
         tuner._restarts_errored = restart_errored
         return tuner
 
+    def _make_sweep(
+        self, plan: SweepPlan, interruptions: Interruptions, *, spent_s: float
+    ) -> Sweep:
+        return Sweep(
+            source=plan.source,
+            scheduler=plan.scheduler,
+            search=plan.config.search_alg,
+            runner=plan.runner,
+            slots=plan.make_slots(),
+            ledger=SweepLedger(paths=plan.paths),
+            rules=replace(plan.rules, spent_s=spent_s),
+            show=self._show,
+            interruptions=interruptions,
+        )
+
     def _write_code(self, paths: SweepPaths, record: SweepRecord | None, sharing: Sharing) -> None:
         """Write what all trials share, and keep the code that earlier ones ran."""
         root = RunPaths(paths.root)
@@ -333,9 +334,7 @@ class Tuner:
         record: SweepRecord,
         sweep: Sweep,
         person: PersonStops,
-        spent_s: float,
     ) -> None:
-        restore_sweep(paths, record, person, spent_s=spent_s)
         ended = sum(trial.state.is_final for trial in record.trials.values())
         self._show(
             f"sweep {paths.root.name} goes on: {ended} of {len(record.trials)} trials have ended"
@@ -351,6 +350,22 @@ class Tuner:
     def _show(self, line: str) -> None:
         if self._run_config.verbose:
             log(line, to=sys.stdout)
+
+
+def _look_again(plan: SweepPlan) -> SweepRecord | None:
+    """Return the sweep that goes on, as it is now that this process holds it; None begins one."""
+    paths = plan.paths
+    remove_unfinished(paths.tuner)
+    # Another tuner may have been at work since they were looked at.
+    if plan.record is not None:
+        record = read_record(paths)
+        refuse_stopped(paths, record)
+        return record
+    if is_begun(paths):
+        refuse_existing(paths, plan.policy)
+        refuse_live(paths)
+        begin_anew(paths)
+    return None
 
 
 def _refuse_filesystem(given: object) -> None:

@@ -41,6 +41,23 @@ class TunerLife:
     def __init__(self, paths: SweepPaths) -> None:
         self._paths = paths
         self._claim = find_claim(RunPaths(paths.root))
+        self._token, self._lock = secrets.token_hex(8), threading.Lock()
+        # Of the last tuner, until the ledger has for how long it lived.
+        self._number = _count_signs(paths)
+
+    def show(self) -> None:
+        """Write a sign of life. Not collective."""
+        with self._lock:
+            # A disk that is full, or a server that is away, ends no sweep.
+            with contextlib.suppress(OSError):
+                _write_sign(self._paths, f"{self._token} {self._number:020d}\n".encode())
+            self._number += 1
+
+    def count_anew(self) -> None:
+        """Count signs from now on: the ledger has the seconds before. Not collective."""
+        with self._lock:
+            self._number = 0
+        self.show()
 
     def check(self) -> None:
         """Check that no other tuner has taken over the sweep. Not collective.
@@ -64,23 +81,18 @@ def shown_alive(paths: SweepPaths) -> Iterator[TunerLife]:
 
     The caller holds the claim on the sweep.
     """
-    is_over = threading.Event()
-    token = secrets.token_hex(8)
+    is_over, life = threading.Event(), TunerLife(paths)
 
     def beat() -> None:
-        number = 0
         while True:
-            # A disk that is full, or a server that is away, ends no sweep.
-            with contextlib.suppress(OSError):
-                _write_sign(paths, f"{token} {number:020d}\n".encode())
-            number += 1
+            life.show()
             if is_over.wait(_BEAT_S):
                 return
 
     thread = threading.Thread(target=beat, name="hpctrain-tuner-life", daemon=True)
     thread.start()
     try:
-        yield TunerLife(paths)
+        yield life
     finally:
         is_over.set()
         thread.join()
@@ -249,9 +261,13 @@ def seconds_of_last(paths: SweepPaths) -> float:
 
     Not collective. A copy of the sweep has them, too.
     """
+    return _count_signs(paths) * _BEAT_S
+
+
+def _count_signs(paths: SweepPaths) -> int:
     number = _read_sign(paths).split()[1:]
     # Ignore a truncated or foreign file.
-    return int(number[0][:20]) * _BEAT_S if number and number[0].isdigit() else 0.0
+    return int(number[0][:20]) if number and number[0].isdigit() else 0
 
 
 def _read_sign(paths: SweepPaths) -> bytes:

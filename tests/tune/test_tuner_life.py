@@ -22,7 +22,7 @@ from hpctrain.launch.claim import find_claim, release_claim
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
-from hpctrain.tune import local_runner, place, tuner_life
+from hpctrain.tune import local_runner, place, tuner, tuner_life
 from hpctrain.tune.interruptions import Interruptions
 from hpctrain.tune.ledger import SweepLedger, SweepPaths, read_record
 from hpctrain.tune.local_runner import LocalRunner
@@ -92,6 +92,29 @@ def test_the_time_budget_counts_for_how_long_a_tuner_that_died_had_lived(tmp_pat
     # And what it has spent is known from now on.
     assert tune.Tuner.restore(paths.root, train).fit()[0].metrics
     assert read_record(paths).earlier_s >= 1200
+
+
+def test_a_restore_that_fails_early_forgets_no_time_that_was_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path)
+    paths = SweepPaths(root=tmp_path / "s")
+    # It died when it had lived for long.
+    events = paths.events.read_text().splitlines(keepends=True)
+    paths.events.write_text("".join(line for line in events if "sweep-ended" not in line))
+    paths.alive.write_text(f"aa {600:020d}\n")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("of a scheduler")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tuner, "restore_sweep", fail)
+        with pytest.raises(ZeroDivisionError):
+            tune.Tuner.restore(paths.root, train).fit()
+    assert tuner_life.seconds_of_last(paths) >= 1200
+    tune.Tuner.restore(paths.root, train).fit()
+    assert read_record(paths).earlier_s >= 1200
+    assert tuner_life.seconds_of_last(paths) < 1200, "what was spent before is in the ledger"
 
 
 @pytest.mark.parametrize("content", ["", "aa", "aa b\n", "\0\0", f"aa {7:020d}{'9' * 20}\n"])
