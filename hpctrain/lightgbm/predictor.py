@@ -44,6 +44,9 @@ class LightGBMPredictor(BoosterPredictor):
         **kwargs: Any,
     ) -> Any:
         matrix = self._select_matrix(data, feature_columns)
+        if matrix.dtype not in (np.float32, np.float64):
+            # LightGBM would round it to float32.
+            matrix = matrix.astype(np.float64)
         return self.model.predict(matrix, **kwargs)
 
     def _predict_pandas(

@@ -108,6 +108,20 @@ def test_arguments_of_lightgbm_are_passed_on(tmp_path):
     assert predictor.predict(X, pred_contrib=True).shape == (400, 4)
 
 
+def test_lightgbm_gets_integers_that_float32_would_round_unchanged(tmp_path):
+    seconds = 1_700_000_000 + np.random.default_rng(0).integers(0, 600, 2000)
+    label = seconds // 20 % 2
+    params = {"objective": "binary", "verbose": -1, "min_data_in_leaf": 1, "max_bin": 1000}
+    data = lightgbm.Dataset(seconds[:, None].astype("f8"), label, feature_name=["time"])
+    booster = lightgbm.train(params, data, 8)
+    expected = booster.predict(seconds[:, None].astype("f8"))
+    predictor = LightGBMPredictor(booster)
+
+    for batch in ({"time": seconds}, {"time": seconds.astype(object)}):
+        assert np.array_equal(predictor.predict(batch)["predictions"], expected)
+    assert np.array_equal(predictor.predict(seconds[:, None]), expected)
+
+
 def test_a_model_that_was_stopped_early_predicts_with_its_best_rounds(tmp_path):
     train_xgboost(tmp_path)
     booster = xgboost.Booster(model_file=tmp_path / "model.ubj")
