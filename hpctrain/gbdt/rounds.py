@@ -138,9 +138,10 @@ class Rounds:
         self._is_over = False
 
     @property
-    def best_round(self) -> int:
-        """Number of rounds at the best value; 0 without early stopping."""
-        return 0 if self._patience is None else self._patience.best_round
+    def rounds_to_keep(self) -> int:
+        """Rounds of the final model: up to the best one if early stopping ended it, else all."""
+        patience = self._patience
+        return patience.best_round if patience is not None and self._is_over else self._done
 
     def after(
         self,

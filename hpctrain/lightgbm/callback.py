@@ -110,8 +110,7 @@ class TrainReportCallback:
             total=env.end_iteration,
         )
         if is_last and env.iteration + 1 < env.end_iteration:
-            best = self._rounds.best_round or env.iteration + 1
-            raise EarlyStopException(best - 1, results)
+            raise EarlyStopException(self._rounds.rounds_to_keep - 1, results)
 
     @classmethod
     def get_model(

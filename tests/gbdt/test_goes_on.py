@@ -208,6 +208,30 @@ def test_a_callback_of_the_library_that_stops_early_leaves_the_model_of_the_libr
     assert scores(library, result, valid) == pytest.approx(predicted, abs=1e-6)
 
 
+@pytest.mark.parametrize("frequency", [0, 1])
+def test_a_stop_before_patience_ends_keeps_all_rounds(
+    fit: Fit, library: str, frequency: int, tmp_path: Path
+) -> None:
+    tables = noise()
+    run = RunConfig(
+        storage_path=tmp_path,
+        name="stopped",
+        verbose=0,
+        stop={"training_iteration": 20},
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=frequency),
+    )
+    stopped = fit(
+        datasets=tables,
+        num_boost_round=100,
+        early_stopping=EarlyStopping(rounds=50, metric="valid-rmse"),
+        run_config=run,
+    )
+    assert stopped.metrics["best_round"] < stopped.metrics["training_iteration"] == 20
+    valid = tables["valid"].drop(columns="y")
+    whole = fit(datasets=tables, num_boost_round=20)
+    assert (scores(library, stopped, valid) == scores(library, whole, valid)).all()
+
+
 @pytest.mark.parametrize("library", ["xgboost"], indirect=True)
 @pytest.mark.parametrize("at_end", [None, False])
 @pytest.mark.parametrize("save_best", [False, True])
