@@ -142,6 +142,9 @@ class XGBoostBoosting(Boosting):
         start = find_start(self, XGBoostCheckpoint, count_rounds=lambda b: b.num_boosted_rounds())
         if start is None:
             return
+        if start.booster is not None:
+            # XGBoost's early stopping stores them, and predictors would ignore the rounds to come.
+            start.booster.set_attr(best_iteration=None, best_score=None)
         with ExitStack() as stack:
             features, readers = open_datasets(self, comm, known=start.features)
             matrices = stack.enter_context(self._matrices(features, readers))

@@ -233,6 +233,23 @@ def test_a_stop_before_patience_ends_keeps_all_rounds(
 
 
 @pytest.mark.parametrize("library", ["xgboost"], indirect=True)
+def test_a_model_that_grows_after_an_early_stop_is_predicted_with_all_its_rounds(
+    fit: Fit, library: str
+) -> None:
+    import xgboost
+
+    tables = noise()
+    callbacks = {"callbacks": [xgboost.callback.EarlyStopping(rounds=3)]}
+    first = fit(datasets=tables, num_boost_round=50, train_kwargs=callbacks)
+    grown = fit(datasets=tables, num_boost_round=60, resume_from_checkpoint=first.checkpoint)
+    assert first.metrics["training_iteration"] < 50
+    assert grown.metrics["training_iteration"] == 60
+    predicted = scores(library, grown, tables["train"].drop(columns="y"))
+    error = np.sqrt(np.mean((predicted - tables["train"]["y"]) ** 2))
+    assert error == pytest.approx(grown.metrics["train-rmse"], abs=1e-6)
+
+
+@pytest.mark.parametrize("library", ["xgboost"], indirect=True)
 @pytest.mark.parametrize("at_end", [None, False])
 @pytest.mark.parametrize("save_best", [False, True])
 def test_the_round_in_which_a_callback_stops_xgboost_is_reported(
