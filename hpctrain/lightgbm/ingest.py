@@ -6,16 +6,18 @@ a feature from the rows of one rank, which are not representative if rows are so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import ctypes
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import lightgbm
 import numpy as np
-from lightgbm.basic import ZERO_THRESHOLD
+from lightgbm.basic import ZERO_THRESHOLD, _c_str, _param_dict_to_str, _safe_call
 
 from hpctrain.gbdt.boosting import TRAIN
 from hpctrain.gbdt.features import Features
 from hpctrain.gbdt.table import Array, ShardReader, Table
+from hpctrain.lightgbm.network import shared_library
 from hpctrain.world import Communicator
 
 _SAMPLE_ROWS = 200_000
@@ -91,7 +93,7 @@ class DatasetMaker:
         random = np.random.default_rng([seed, self._comm.rank])
         chosen = np.sort(random.choice(num_rows, mine, replace=False))
         sample = np.concatenate(self._comm.allgather(_pick(tables, chosen)))
-        return self._dataset(_Bins, sample, None)
+        return self._dataset(_Bins, _Sample(sample, total), None)
 
     def _dataset(
         self, kind: type[lightgbm.Dataset], source: Any, reference: Any, **columns: Any
@@ -110,21 +112,47 @@ class DatasetMaker:
         return made
 
 
+class _Sample(NamedTuple):
+    """Rows, and the number of all rows that they were chosen from."""
+
+    rows: Array
+    total: int
+
+
 class _Bins(lightgbm.Dataset):
     """Bins of a sample, without its rows: the reference of other datasets."""
 
-    def _lazy_init(self, data: Any, *args: Any, **options: Any) -> lightgbm.Dataset:
+    def _lazy_init(self, data: _Sample, *args: Any, **options: Any) -> lightgbm.Dataset:
         self._update_params({"categorical_column": options["categorical_feature"]})
-        columns = np.asarray(data.T, np.float64, order="C")
+        columns = np.asarray(data.rows.T, np.float64, order="C")
         # Values left out of a column count as zero.
         kept = [np.flatnonzero((np.abs(c) > ZERO_THRESHOLD) | np.isnan(c)) for c in columns]
-        self._init_from_sample(
-            [column[places] for column, places in zip(columns, kept, strict=True)],
-            [places.astype(np.int32) for places in kept],
-            len(data),
-            len(data),
+        values = [column[places] for column, places in zip(columns, kept, strict=True)]
+        indices = [places.astype(np.int32) for places in kept]
+        counts = np.array([len(places) for places in kept], np.int32)
+        num_sampled = ctypes.c_int32(len(data.rows))
+        self._handle = ctypes.c_void_p()
+        # Not _init_from_sample(): it leaves min_data_in_leaf out of the parameters, and takes the
+        # total for the rows to allocate. LightGBM drops features by both.
+        _safe_call(
+            shared_library().LGBM_DatasetCreateFromSampledColumn(
+                _addresses(values, ctypes.c_double),
+                _addresses(indices, ctypes.c_int32),
+                ctypes.c_int32(len(columns)),
+                counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+                num_sampled,
+                num_sampled,
+                ctypes.c_int64(data.total),
+                _c_str(_param_dict_to_str(self.params)),
+                ctypes.byref(self._handle),
+            )
         )
         return self.set_feature_name(options["feature_name"])
+
+
+def _addresses(columns: Sequence[Array], kind: Any) -> Any:
+    pointer = ctypes.POINTER(kind)
+    return (pointer * len(columns))(*(column.ctypes.data_as(pointer) for column in columns))
 
 
 class _Rows(lightgbm.Sequence):

@@ -124,7 +124,7 @@ def connect_by_mpi(comm: Comm) -> Callable[[], None]:
     reduce_scatter = _REDUCE_SCATTER(_ending_all(_reduce_scatter(comm)))
     allgather = _ALLGATHER(_ending_all(_allgather(comm)))
     _safe_call(
-        _library().LGBM_NetworkInitWithFunctions(
+        shared_library().LGBM_NetworkInitWithFunctions(
             ctypes.c_int(comm.size), ctypes.c_int(comm.rank), reduce_scatter, allgather
         )
     )
@@ -223,7 +223,7 @@ def _initialise(addresses: list[tuple[str, int]], port: int, *, timeout_s: float
 
     machines = ",".join(f"{host}:{number}" for host, number in addresses)
     _safe_call(
-        _library().LGBM_NetworkInit(
+        shared_library().LGBM_NetworkInit(
             _c_str(machines),
             ctypes.c_int(port),
             ctypes.c_int(math.ceil(timeout_s / 60)),
@@ -232,7 +232,8 @@ def _initialise(addresses: list[tuple[str, int]], port: int, *, timeout_s: float
     )
 
 
-def _library() -> Any:
+def shared_library() -> Any:
+    """Return LightGBM's library, for functions that its package does not wrap. Not collective."""
     from lightgbm import basic
 
     return vars(basic)["_LIB"]
@@ -241,7 +242,7 @@ def _library() -> Any:
 def _free() -> None:
     from lightgbm.basic import _safe_call
 
-    _safe_call(_library().LGBM_NetworkFree())
+    _safe_call(shared_library().LGBM_NetworkFree())
 
 
 def _free_port() -> int:
