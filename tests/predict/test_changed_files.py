@@ -20,6 +20,7 @@ from hpctrain import (
     ScalingConfig,
     TrainingFailedError,
 )
+from hpctrain.checkpoint_files import VALIDATION_NAME
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.trainer import DataParallelTrainer
 
@@ -189,6 +190,18 @@ def test_a_file_of_the_model_counts_wherever_it_lies(tmp_path: Path) -> None:
     (model / "variables" / "weights").write_text("2")
     with pytest.raises(ConfigError, match="the checkpoint differs, or its files have changed"):
         predictor.predict(BEFORE, output=output, **where(tmp_path))
+
+
+def test_a_validation_that_ends_does_not_change_the_model(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights").write_text("1")
+    output = tmp_path / "out.npy"
+    predictor = BatchPredictor(Checkpoint(model), Same)
+    predictor.predict(BEFORE, output=output, **where(tmp_path))
+    (model / VALIDATION_NAME).write_text('{"loss": 1.0}')
+    again = predictor.predict(BEFORE, output=output, **where(tmp_path))
+    assert values_of(again) == BEFORE.tolist()
 
 
 def test_a_finished_training_is_not_that_of_other_rows(tmp_path: Path) -> None:
