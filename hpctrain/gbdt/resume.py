@@ -44,6 +44,8 @@ def continued(known: Features, found: Features) -> Features:
 
 def _in_order(known: Sequence[str], found: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the datasets in the order of the model's."""
+    if set(known) == set(found):
+        return tuple(known)
     # LightGBM replaces blanks by underscores.
     as_known = {name.replace(" ", "_"): name for name in found}
     wanted = [name.replace(" ", "_") for name in known]

@@ -71,3 +71,8 @@ def test_names_that_a_library_has_changed_are_those_of_the_datasets() -> None:
     assert continued(Features(names=("f0", "f1")), found).names == found.names
     with pytest.raises(ConfigError, match="has 1 features, the datasets have 2"):
         continued(Features(names=("f0",)), found)
+
+
+def test_names_that_differ_by_a_blank_only_are_told_apart() -> None:
+    found = Features(names=("a b", "a_b"))
+    assert continued(Features(names=("a_b", "a b")), found).names == ("a_b", "a b")
