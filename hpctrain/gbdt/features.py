@@ -11,6 +11,7 @@ import numpy as np
 
 from hpctrain.data.batch import flat_rows
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.predict.categories import encode, is_categorical, is_missing, plain
 from hpctrain.predict.feature_columns import array_columns
 from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
 
@@ -160,11 +161,6 @@ def feature_names(columns: Mapping[str, Any], *, without: Sequence[str] = ()) ->
     return names
 
 
-def is_categorical(values: Any) -> bool:
-    """Return whether a column has pandas' category type. Not collective."""
-    return str(getattr(values, "dtype", "")) == "category"
-
-
 def as_numbers(name: str, values: Any) -> Array:
     """Return a column as numbers. Not collective.
 
@@ -186,7 +182,7 @@ def as_numbers(name: str, values: Any) -> Array:
             return numbers
     except (TypeError, ValueError):
         pass
-    first = _plain(array.flat[0]) if array.size else None
+    first = plain(array.flat[0]) if array.size else None
     raise ConfigError(
         f"column {name!r} holds {array.dtype}, not numbers (its first value is {first!r}). Name it "
         f"in categorical_columns, encode it with a preprocessor, or leave it out."
@@ -196,43 +192,16 @@ def as_numbers(name: str, values: Any) -> Array:
 def distinct(values: Any) -> list[Any]:
     """Return the distinct values of a column, without missing ones. Not collective."""
     if is_categorical(values):
-        return [_plain(value) for value in values.cat.categories]
+        return [plain(value) for value in values.cat.categories]
     array = np.asarray(values)
     if array.dtype.kind in "biu":
-        return [_plain(value) for value in np.unique(array)]
+        return [plain(value) for value in np.unique(array)]
     if array.dtype.kind in "mM":
         # As integers they would depend on the unit, which may be another one in prediction.
         return list(np.unique(array))
-    return [_plain(value) for value in dict.fromkeys(array.tolist()) if not _is_missing(value)]
-
-
-def encode(values: Any, known: Sequence[Any]) -> Array:
-    """Return the codes of values: their index in `known`, NaN for all others. Not collective."""
-    code = {value: float(place) for place, value in enumerate(known)}
-    if is_categorical(values):
-        table = [code.get(_plain(value), np.nan) for value in values.cat.categories]
-        # The code of a missing value is -1, the last place of the table.
-        codes: Array = values.cat.codes.to_numpy()
-        encoded: Array = np.asarray([*table, np.nan])[codes]
-        return encoded
-    plain = (_plain(value) for value in np.asarray(values).tolist())
-    return np.fromiter(
-        (np.nan if _is_missing(value) else code.get(value, np.nan) for value in plain),
-        dtype=np.float64,
-        count=len(values),
-    )
+    return [plain(value) for value in dict.fromkeys(array.tolist()) if not is_missing(value)]
 
 
 def sorted_values(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return values in an order that is the same on every rank. Not collective."""
     return tuple(sorted(set(values), key=lambda value: (type(value).__name__, value)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value.item() if hasattr(value, "item") else value
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value != value or type(value).__name__ in ("NAType", "NaTType")

@@ -13,7 +13,8 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.data.optional import require
 from hpctrain.errors import CheckpointError
 from hpctrain.gbdt.model_file import read_booster
-from hpctrain.predict.feature_columns import encode_categories, select_matrix
+from hpctrain.predict.categories import encode_categories
+from hpctrain.predict.feature_columns import select_matrix
 from hpctrain.predict.features import FEATURES_NAME
 from hpctrain.predict.predictor import Predictor
 

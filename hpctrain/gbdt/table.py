@@ -18,13 +18,13 @@ from hpctrain.gbdt.features import (
     columns_of,
     distinct,
     feature_names,
-    is_categorical,
     num_rows_of,
     sorted_values,
     width_of,
 )
 from hpctrain.gbdt.groups import join_groups, run_lengths
 from hpctrain.gbdt.resume import continued
+from hpctrain.predict.categories import is_categorical
 from hpctrain.worker.context import get_dataset_shard, heartbeat
 from hpctrain.world import Communicator
 

@@ -206,21 +206,6 @@ def check_width(matrix: np.ndarray[Any, Any], features: Sequence[str] | None) ->
         )
 
 
-def encode_categories(
-    batch: Mapping[str, Any], categories: Mapping[str, Sequence[Any]]
-) -> dict[str, Any]:
-    """Return a batch with codes in place of categories, NaN for values unknown to the model.
-
-    Not collective.
-    """
-    encoded = dict(batch)
-    for name in batch.keys() & categories.keys():
-        code = {value: float(place) for place, value in enumerate(categories[name])}
-        values = np.asarray(batch[name]).tolist()
-        encoded[name] = np.array([code.get(value, np.nan) for value in values])
-    return encoded
-
-
 def _are_made_up(features: Sequence[str]) -> bool:
     return any(
         list(features) == [f"{start}{i}" for i in range(len(features))] for start in _MADE_UP

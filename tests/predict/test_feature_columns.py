@@ -7,7 +7,6 @@ import pytest
 from hpctrain import ConfigError
 from hpctrain.predict.feature_columns import (
     columns_of_features,
-    encode_categories,
     feature_matrix,
     select_frame,
     select_matrix,
@@ -53,13 +52,6 @@ def test_a_model_without_names_takes_columns_as_they_come(names):
     assert columns_of_features(columns, names, ignore=["y"]) == ["z", "a"]
     with pytest.raises(ConfigError, match="which the model was trained on"):
         feature_matrix({"z": X[:, 0]}, names)
-
-
-def test_categories_become_their_places_and_others_are_missing():
-    batch = {"colour": np.array(["g", "r", "?"], dtype=object), "x": X[:3, 0]}
-    encoded = encode_categories(batch, {"colour": ("r", "g")})
-    assert np.array_equal(encoded["colour"], [1, 0, np.nan], equal_nan=True)
-    assert encoded["x"] is batch["x"]
 
 
 def test_the_label_may_be_there():
