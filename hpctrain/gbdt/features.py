@@ -17,6 +17,8 @@ from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
 
 Array = np.ndarray[Any, Any]
 
+_FEATURE_ADVICE = "Name it in categorical_columns, encode it with a preprocessor, or leave it out."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
@@ -161,8 +163,13 @@ def feature_names(columns: Mapping[str, Any], *, without: Sequence[str] = ()) ->
     return names
 
 
-def as_numbers(name: str, values: Any) -> Array:
-    """Return a column as numbers. Not collective.
+def as_numbers(name: str, values: Any, *, advice: str = _FEATURE_ADVICE) -> Array:
+    """Return a column as numbers; texts of digits are none. Not collective.
+
+    Parameters
+    ----------
+    advice
+        What to do about a column of something else, for the error.
 
     Raises
     ------
@@ -174,19 +181,23 @@ def as_numbers(name: str, values: Any) -> Array:
         return array
     try:
         # pandas' masked integers become objects, with pandas.NA for missing ones.
-        if hasattr(values, "to_numpy") and hasattr(values.dtype, "na_value"):
+        is_masked = hasattr(values, "to_numpy") and hasattr(values.dtype, "na_value")
+        if is_masked and (values.dtype.kind in "biuf" or not _has_texts(array)):
             masked: Array = values.to_numpy(dtype=np.float64, na_value=np.nan)
             return masked
-        if array.dtype.kind == "O" and not any(isinstance(value, str) for value in array.flat):
+        if array.dtype.kind == "O" and not _has_texts(array):
             numbers: Array = array.astype(np.float64)
             return numbers
     except (TypeError, ValueError):
         pass
     first = plain(array.flat[0]) if array.size else None
     raise ConfigError(
-        f"column {name!r} holds {array.dtype}, not numbers (its first value is {first!r}). Name it "
-        f"in categorical_columns, encode it with a preprocessor, or leave it out."
+        f"column {name!r} holds {array.dtype}, not numbers (its first value is {first!r}). {advice}"
     )
+
+
+def _has_texts(array: Array) -> bool:
+    return any(isinstance(value, str | bytes) for value in array.flat)
 
 
 def distinct(values: Any) -> list[Any]:

@@ -159,7 +159,7 @@ class ShardReader:
         return Table(
             matrix=features.matrix(columns, dtype=dtype, out=out),
             label=_label(columns, self._boosting.label_column),
-            weight=None if weight is None else as_numbers(weight, columns[weight]),
+            weight=None if weight is None else _weights(columns, weight),
         )
 
 
@@ -257,8 +257,15 @@ def exact_dtype(columns: Mapping[str, Any], features: Features) -> Any:
 
 
 def _label(columns: Mapping[str, Any], name: str) -> Array:
-    label = as_numbers(name, columns[name])
+    advice = (
+        "Encode labels as numbers: with a preprocessor, such as LabelEncoder, or in the dataset."
+    )
+    label = as_numbers(name, columns[name], advice=advice)
     return label if width_of(label) is None else label.reshape(len(label), -1)
+
+
+def _weights(columns: Mapping[str, Any], name: str) -> Array:
+    return as_numbers(name, columns[name], advice="Give a column of numbers as weight_column.")
 
 
 def _count_bad(values: Array) -> int:

@@ -64,9 +64,15 @@ def test_features_are_written_beside_a_model_and_read_again(tmp_path):
 
 
 def test_texts_are_no_numbers_wherever_they_are():
-    column = np.array([1] * 200 + ["2"], dtype=object)
-    with pytest.raises(ConfigError, match="column 'a' holds object, not numbers"):
-        Features(names=("a",)).matrix({"a": column})
+    pandas = pytest.importorskip("pandas")
+    for values in (
+        np.array([1] * 200 + ["2"], dtype=object),
+        np.array([b"007", b"12"], dtype=object),
+        pandas.Series(["007", "12"], dtype="str"),
+        pandas.Series(["007", None], dtype="string"),
+    ):
+        with pytest.raises(ConfigError, match="column 'a' holds object, not numbers"):
+            Features(names=("a",)).matrix({"a": values})
 
 
 def test_no_rows_make_a_matrix_without_rows():
