@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from hpctrain.gbdt.features import (
 )
 from hpctrain.gbdt.groups import join_groups, run_lengths
 from hpctrain.gbdt.resume import continued
-from hpctrain.predict.categories import is_categorical
+from hpctrain.predict.categories import is_categorical, is_missing
 from hpctrain.worker.context import get_dataset_shard, heartbeat
 from hpctrain.world import Communicator
 
@@ -189,8 +190,9 @@ def open_datasets(
     first = {name: reader.first() for name, reader in readers.items()}
     schemas = {name: _schema(columns, readers[name], boosting) for name, columns in first.items()}
     seen = comm.allgather(schemas)
+    of_train = _complete([rank[TRAIN] for rank in seen])
     for name in boosting.datasets:
-        _check_schemas(name, [rank[name] for rank in seen], seen[0][TRAIN], boosting)
+        _check_schemas(name, [rank[name] for rank in seen], of_train, boosting)
     names = feature_names(first[TRAIN], without=boosting.no_features)
     if not names:
         raise ConfigError(
@@ -274,6 +276,9 @@ def _count_bad(values: Array) -> int:
 
 Schema = dict[str, tuple[str, int | None]]
 
+_MISSING = "missing values"
+"""Kind of a column whose first values are all missing: it can become any other."""
+
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float)
@@ -291,8 +296,28 @@ def _schema(columns: Mapping[str, Any], reader: ShardReader, boosting: Boosting)
 def _kind(values: Any) -> str:
     if is_categorical(values):
         return "categories"
-    kind = np.asarray(values[:1]).dtype.kind
-    return "numbers" if kind in "biuf" else "text" if kind in "OUST" else "other"
+    kind = values.dtype.kind
+    if kind != "O":
+        return "numbers" if kind in "biuf" else "text" if kind in "UST" else "other"
+    # Numbers of which some are missing, and pandas' texts, are objects too.
+    present = next((value for value in np.asarray(values).flat if not is_missing(value)), None)
+    if present is None:
+        return _MISSING
+    if isinstance(present, str | bytes):
+        return "text"
+    return "numbers" if isinstance(present, Number | np.bool_) else "other"
+
+
+def _complete(schemas: Sequence[Schema]) -> Schema:
+    """Return the first rank's schema, with what others know of columns of missing values."""
+    known = {
+        n: kind for schema in schemas[::-1] for n, kind in schema.items() if kind[0] != _MISSING
+    }
+    return {name: known.get(name, kind) for name, kind in schemas[0].items()}
+
+
+def _differ(kind: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
+    return kind[1] != other[1] or (kind[0] != other[0] and _MISSING not in (kind[0], other[0]))
 
 
 def _check_schemas(
@@ -310,7 +335,7 @@ def _check_schemas(
         where = f"dataset {name!r} on rank {rank}"
         check_same_columns(where, schema, of_train)
         for column in sorted(schema):
-            if schema[column] != of_train[column]:
+            if _differ(schema[column], of_train[column]):
                 raise ConfigError(
                     f"{where} holds {_said(schema[column])} in column {column!r}, but 'train' "
                     f"holds {_said(of_train[column])} there. Give both the same type."

@@ -1,0 +1,58 @@
+"""The checks of all datasets before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+pytest.importorskip("xgboost")
+
+from hpctrain import ConfigError, Result, RunConfig, ScalingConfig
+from hpctrain.xgboost import XGBoostTrainer
+
+
+def fit(tmp_path: Path, label: str = "y", **frames: pandas.DataFrame) -> Result:
+    return XGBoostTrainer(
+        datasets=frames,
+        label_column=label,
+        params={"nthread": 1},
+        num_boost_round=1,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+
+
+def frame(values: Any) -> pandas.DataFrame:
+    return pandas.DataFrame({"a": values, "y": np.arange(len(values)) % 2})
+
+
+TRUTHS = np.array([None, True, False, True], dtype=object)
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [
+        np.array([True, False]),
+        np.array([None, None], dtype=object),
+        pandas.array([None, True], dtype="boolean"),
+        pandas.array([1, None], dtype="Int64"),
+    ],
+)
+def test_a_column_of_numbers_may_begin_with_a_missing_one(tmp_path: Path, valid: Any) -> None:
+    result = fit(tmp_path, train=frame(TRUTHS), valid=frame(valid))
+    assert result.metrics["training_iteration"] == 1
+
+
+def test_a_column_that_is_text_in_one_dataset_only_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'valid' on rank 0 holds text in column 'a', but 'train"):
+        fit(tmp_path, train=frame(TRUTHS), valid=frame(np.array([None, "x"], dtype=object)))
+
+
+def test_the_advice_on_a_label_of_texts_is_one_for_labels(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"column 'a' holds .*LabelEncoder") as caught:
+        fit(tmp_path, "a", train=frame(np.array(["x", "y"])))
+    assert "categorical_columns" not in str(caught.value)
