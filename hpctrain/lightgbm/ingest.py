@@ -122,15 +122,16 @@ class _Sample(NamedTuple):
 class _Bins(lightgbm.Dataset):
     """Bins of a sample, without its rows: the reference of other datasets."""
 
-    def _lazy_init(self, data: _Sample, *args: Any, **options: Any) -> lightgbm.Dataset:
+    def _lazy_init(self, data: Any, *args: Any, **options: Any) -> lightgbm.Dataset:
+        sample: _Sample = data
         self._update_params({"categorical_column": options["categorical_feature"]})
-        columns = np.asarray(data.rows.T, np.float64, order="C")
+        columns = np.asarray(sample.rows.T, np.float64, order="C")
         # Values left out of a column count as zero.
         kept = [np.flatnonzero((np.abs(c) > ZERO_THRESHOLD) | np.isnan(c)) for c in columns]
         values = [column[places] for column, places in zip(columns, kept, strict=True)]
         indices = [places.astype(np.int32) for places in kept]
         counts = np.array([len(places) for places in kept], np.int32)
-        num_sampled = ctypes.c_int32(len(data.rows))
+        num_sampled = ctypes.c_int32(len(sample.rows))
         self._handle = ctypes.c_void_p()
         # Not _init_from_sample(): it leaves min_data_in_leaf out of the parameters, and takes the
         # total for the rows to allocate. LightGBM drops features by both.
@@ -142,7 +143,7 @@ class _Bins(lightgbm.Dataset):
                 counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
                 num_sampled,
                 num_sampled,
-                ctypes.c_int64(data.total),
+                ctypes.c_int64(sample.total),
                 _c_str(_param_dict_to_str(self.params)),
                 ctypes.byref(self._handle),
             )
