@@ -32,6 +32,8 @@ class Features:
     """Column that the model predicts."""
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of categorical columns, by name. A value's index is its code; others are missing."""
+    missing: float | None = None
+    """Value that stands for a missing one, beside NaN."""
 
     def matrix(self, batch: Any, *, dtype: Any = np.float32, out: Array | None = None) -> Array:
         """Return a batch as a matrix, a column for each feature; NaN is missing. Not collective.
@@ -79,6 +81,8 @@ class Features:
                 f"but this batch has the columns {sorted(columns)[:30]}. Give all columns that the "
                 f"model was trained on."
             )
+        if self.missing is not None:
+            matrix[matrix == self.missing] = np.nan
         return matrix
 
     def write(
@@ -104,6 +108,7 @@ class Features:
             features=self.names,
             label=self.label,
             categories=self.categories,
+            missing=self.missing,
             digests=digests or {},
         ).write(directory)
 
@@ -127,7 +132,12 @@ class Features:
                 f"{directory} is a checkpoint of {known.framework}, not of {framework}. Open it "
                 f"with hpctrain.{known.framework}."
             )
-        return cls(names=known.features or (), label=known.label, categories=known.categories)
+        return cls(
+            names=known.features or (),
+            label=known.label,
+            categories=known.categories,
+            missing=known.missing,
+        )
 
 
 def columns_of(batch: Any) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class BoosterPredictor(Predictor, abc.ABC):
         self.model = model
         self.categories: Mapping[str, Sequence[Any]] = {}
         """Values of columns with categories; their indices are the codes."""
+        self.missing: float | None = None
+        """Value that stands for a missing one, beside NaN."""
 
     framework: ClassVar[str]
     """Name of the library, and of the extra that installs it."""
@@ -95,6 +97,7 @@ class BoosterPredictor(Predictor, abc.ABC):
             predictor.features = features.features
             predictor.label = features.label
             predictor.categories = features.categories
+            predictor.missing = features.missing
         return predictor
 
     def _select_matrix(

@@ -33,6 +33,8 @@ class ModelFeatures:
     """Column that the model predicts, if known."""
     categories: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of columns with categories: the index of a value is its code; others are missing."""
+    missing: float | None = None
+    """Value that stands for a missing one, beside NaN."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """xxh3_128 of model files, by name, to check before a file is parsed."""
 
@@ -54,6 +56,7 @@ class ModelFeatures:
                 features=None if names is None else tuple(map(str, names)),
                 label=content.get("label"),
                 categories={k: tuple(v) for k, v in content.get("categories", {}).items()},
+                missing=None if content.get("missing") is None else float(content["missing"]),
                 digests=dict(content.get("digests", {})),
             )
         except FileNotFoundError:
@@ -67,6 +70,8 @@ class ModelFeatures:
     def write(self, directory: str | PathLike[str]) -> None:
         """Write it beside a model. Not collective."""
         content = {key: value for key, value in asdict(self).items() if value != {}}
+        if self.missing is None:
+            del content["missing"]
         (Path(directory) / FEATURES_NAME).write_text(json.dumps(content), encoding="utf-8")
 
 

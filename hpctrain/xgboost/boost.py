@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -147,6 +147,7 @@ class XGBoostBoosting(Boosting):
             start.booster.set_attr(best_iteration=None, best_score=None)
         with ExitStack() as stack:
             features, readers = open_datasets(self, comm, known=start.features)
+            features = replace(features, missing=self._missing)
             matrices = stack.enter_context(self._matrices(features, readers))
             rounds = make_rounds(self, start, saves(features))
             extra = dict(self.train_kwargs)
@@ -173,6 +174,11 @@ class XGBoostBoosting(Boosting):
             params.setdefault("max_bin", self.dataset_params["max_bin"])
         return params
 
+    @property
+    def _missing(self) -> float | None:
+        missing = self.dataset_params.get("missing")
+        return None if missing is None or missing != missing else float(missing)
+
     @contextmanager
     def _matrices(
         self, features: Features, readers: Mapping[str, ShardReader]
@@ -184,6 +190,8 @@ class XGBoostBoosting(Boosting):
 
         comm = active_worker("XGBoostTrainer").comm
         options = {"nthread": self.threads, **self.dataset_params}
+        # Features.matrix() makes NaN of it.
+        options.pop("missing", None)
         options.setdefault("max_bin", self.params.get("max_bin"))
         options["enable_categorical"] = bool(features.categories)
         if self.ingest == "memory":

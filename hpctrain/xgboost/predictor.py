@@ -39,6 +39,10 @@ class XGBoostPredictor(BoosterPredictor):
         best = model.attr("best_iteration")
         self._rounds = (0, 0) if best is None else (0, int(best) + 1)
 
+    @property
+    def _missing(self) -> float:
+        return np.nan if self.missing is None else self.missing
+
     def _made_up_row(self) -> np.ndarray[Any, Any]:
         return np.zeros((1, self.model.num_features()))
 
@@ -54,7 +58,9 @@ class XGBoostPredictor(BoosterPredictor):
         if dmatrix_kwargs or not set(kwargs) <= {"iteration_range", "predict_type", "base_margin"}:
             return self._predict_dmatrix(matrix, dmatrix_kwargs, kwargs)
         # A DMatrix would copy the rows. The features are checked already.
-        return self.model.inplace_predict(matrix, validate_features=False, **kwargs)
+        return self.model.inplace_predict(
+            matrix, missing=self._missing, validate_features=False, **kwargs
+        )
 
     def _predict_pandas(
         self,
@@ -75,7 +81,7 @@ class XGBoostPredictor(BoosterPredictor):
     ) -> np.ndarray[Any, Any]:
         import xgboost
 
-        matrix = xgboost.DMatrix(data, **(dmatrix_kwargs or {}))
+        matrix = xgboost.DMatrix(data, **{"missing": self._missing, **(dmatrix_kwargs or {})})
         predictions: np.ndarray[Any, Any] = self.model.predict(
             matrix, validate_features=False, **kwargs
         )

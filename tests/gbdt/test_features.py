@@ -75,6 +75,14 @@ def test_texts_are_no_numbers_wherever_they_are():
             Features(names=("a",)).matrix({"a": values})
 
 
+def test_a_value_that_stands_for_missing_ones_is_nan_in_the_matrix(tmp_path):
+    features = Features(names=("a", "b"), missing=-1)
+    matrix = features.matrix({"a": np.array([-1, 2]), "b": np.array([0.5, -1])})
+    np.testing.assert_array_equal(matrix, [[np.nan, 0.5], [2, np.nan]])
+    features.write(tmp_path, framework="xgboost")
+    assert Features.read(tmp_path, framework="xgboost") == features
+
+
 def test_no_rows_make_a_matrix_without_rows():
     batch = {"a": np.zeros(0), "x": np.zeros((0, 2))}
     assert Features(names=("a", "x_0", "x_1")).matrix(batch).shape == (0, 3)

@@ -250,6 +250,30 @@ def test_a_model_that_grows_after_an_early_stop_is_predicted_with_all_its_rounds
 
 
 @pytest.mark.parametrize("library", ["xgboost"], indirect=True)
+@pytest.mark.parametrize("ingest", ["memory", "stream"])
+def test_a_value_that_stands_for_missing_ones_does_so_in_prediction(
+    fit: Fit, library: str, ingest: str
+) -> None:
+    a = np.linspace(0, 1, 100, dtype=np.float32)
+    label = np.where(np.arange(100) % 3, 1 - a, 5).astype(np.float32)
+    table = pandas.DataFrame({"a": np.where(np.arange(100) % 3, a, -999), "y": label})
+    result = fit(
+        datasets={"train": table},
+        num_boost_round=20,
+        ingest=ingest,
+        dataset_params={"missing": -999},
+    )
+    rows = table[["a"]]
+    assert result.checkpoint is not None
+    with_nan = rows.where(rows != -999)
+    for batch in (rows, from_pandas(rows).to_numpy(), with_nan):
+        predicted = scores(library, result, batch)
+        error = np.sqrt(np.mean((predicted - label) ** 2))
+        assert error == pytest.approx(result.metrics["train-rmse"], abs=1e-6)
+    assert result.metrics["train-rmse"] < 0.1
+
+
+@pytest.mark.parametrize("library", ["xgboost"], indirect=True)
 @pytest.mark.parametrize("at_end", [None, False])
 @pytest.mark.parametrize("save_best", [False, True])
 def test_the_round_in_which_a_callback_stops_xgboost_is_reported(
