@@ -33,10 +33,18 @@ class SklearnFitting:
     scoring: Any
     cv: Any
     return_train_score_cv: bool
-    parallelize_cv: bool
+    parallelize_cv: bool | None
+    """None is yes, unless workers have GPUs."""
+    set_estimator_cpus: bool
     fit_params: Mapping[str, Any]
-    cpus: int | None
-    """CPUs of a worker, for estimators that do not set their number; None sets nothing."""
+    cpus: int
+    """CPUs of a worker."""
+    use_gpu: bool
+
+    @property
+    def has_parallel_folds(self) -> bool:
+        """Whether the folds run on all ranks."""
+        return not self.use_gpu if self.parallelize_cv is None else self.parallelize_cv
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -55,7 +63,7 @@ class SklearnFitting:
         if active_worker("SklearnTrainer").session.reports:
             return
         estimator = clone(self.estimator).set_params(**self.params)
-        if self.cpus is not None:
+        if self.set_estimator_cpus and self.cpus > 1:
             set_cpus(estimator, self.cpus)
         tables = {name: self._table(name) for name in self.datasets}
         x, y = tables[TRAIN]
@@ -105,7 +113,7 @@ class SklearnFitting:
             params=dict(self.fit_params) or None,
             return_train_score=self.return_train_score_cv,
             # None is the number of ranks.
-            n_jobs=None if self.parallelize_cv else 1,
+            n_jobs=None if self.has_parallel_folds else 1,
         )
         metrics: dict[str, Any] = {}
         for key, values in found.items():

@@ -90,30 +90,16 @@ class SklearnTrainer(DataParallelTrainer):
         preprocessor: Preprocessor | None = None,
     ) -> None:
         scaling = given_or_default("scaling_config", scaling_config, ScalingConfig)
-        if not (hasattr(estimator, "fit") and hasattr(estimator, "get_params")):
-            raise ConfigError(
-                f"estimator={estimator!r} is not an estimator of scikit-learn: it needs fit() and "
-                f"get_params(). Give one, such as RandomForestClassifier()."
-            )
-        if TRAIN not in datasets:
-            raise MissingDatasetError(
-                f"datasets has {sorted(datasets) or 'nothing'}, but no {TRAIN!r}, which the "
-                f"estimator is fitted on. Give datasets={{'train': ...}}."
-            )
-        if CV in datasets:
-            raise ReservedNameError(
-                f"a dataset is called {CV!r}, the name of the metrics of cross-validation. Choose "
-                f"another name."
-            )
         if parallelize_cv and scaling.use_gpu:
             raise ConfigError(
                 "parallelize_cv=True with use_gpu=True: parallel folds would share GPUs. Set "
                 "parallelize_cv=False."
             )
+        _check_estimator(estimator)
+        _check_datasets(datasets)
         if preprocessor is None:
             # A preprocessor may add columns: then the ranks check them.
             _check_columns(datasets, label_column)
-        cpus = scaling.num_cpus_per_worker
         super().__init__(
             SklearnFitting(
                 estimator=estimator,
@@ -123,9 +109,11 @@ class SklearnTrainer(DataParallelTrainer):
                 scoring=scoring,
                 cv=cv,
                 return_train_score_cv=return_train_score_cv,
-                parallelize_cv=not scaling.use_gpu if parallelize_cv is None else parallelize_cv,
+                parallelize_cv=parallelize_cv,
+                set_estimator_cpus=set_estimator_cpus,
                 fit_params=dict(fit_params or {}),
-                cpus=cpus if set_estimator_cpus and cpus > 1 else None,
+                cpus=scaling.num_cpus_per_worker,
+                use_gpu=scaling.use_gpu,
             ),
             dataset_config=DataConfig(datasets_to_split=()),
             scaling_config=scaling_config,
@@ -153,20 +141,37 @@ class SklearnTrainer(DataParallelTrainer):
 
     @classmethod
     def _rebuild(cls, train_loop: Any, arguments: dict[str, Any]) -> SklearnTrainer:
-        fitting: SklearnFitting = train_loop
-        own = {
-            **{name: getattr(fitting, name) for name in _STORED},
-            "set_estimator_cpus": fitting.cpus is not None,
-        }
+        own = {name: getattr(train_loop, name) for name in _STORED}
         rest = {name: value for name, value in arguments.items() if name not in _NOT_TAKEN}
         return cls(**{**own, **rest})
 
 
 _STORED = (
     *("estimator", "label_column", "params", "scoring", "cv"),
-    *("return_train_score_cv", "parallelize_cv", "fit_params"),
+    *("return_train_score_cv", "parallelize_cv", "set_estimator_cpus", "fit_params"),
 )
 _NOT_TAKEN = ("train_loop_config", "backend_config", "dataset_config")
+
+
+def _check_estimator(estimator: Any) -> None:
+    if not (hasattr(estimator, "fit") and hasattr(estimator, "get_params")):
+        raise ConfigError(
+            f"estimator={estimator!r} is not an estimator of scikit-learn: it needs fit() and "
+            f"get_params(). Give one, such as RandomForestClassifier()."
+        )
+
+
+def _check_datasets(datasets: Mapping[str, Any]) -> None:
+    if TRAIN not in datasets:
+        raise MissingDatasetError(
+            f"datasets has {sorted(datasets) or 'nothing'}, but no {TRAIN!r}, which the estimator "
+            f"is fitted on. Give datasets={{'train': ...}}."
+        )
+    if CV in datasets:
+        raise ReservedNameError(
+            f"a dataset is called {CV!r}, the name of the metrics of cross-validation. Choose "
+            f"another name."
+        )
 
 
 def _check_columns(datasets: Mapping[str, Any], label_column: str | None) -> None:

@@ -155,6 +155,16 @@ def test_a_checkpoint_holds_the_estimator_and_its_features(tmp_path: Path, frame
     assert SklearnTrainer.restore(result.path).fit().metrics == result.metrics
 
 
+def test_a_restored_run_takes_cpus_and_gpus_from_the_config_of_now(
+    tmp_path: Path, frames: Any
+) -> None:
+    result = fit(tmp_path, frames, num_workers=0)
+    workers = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 3, "GPU": 1}, use_gpu=True)
+    fitting: Any = SklearnTrainer.restore(result.path, scaling_config=workers).train_loop_per_worker
+    assert fitting.cpus == 3
+    assert not fitting.has_parallel_folds
+
+
 def test_an_estimator_that_runs_code_of_others_is_only_opened_if_it_is_trusted(
     tmp_path: Path,
 ) -> None:
