@@ -31,6 +31,13 @@ _COLUMNS_OF_MATRIX = {
 }
 
 
+_STORED = (
+    *("params", "num_boost_round", "label_column", "weight_column", "group_column"),
+    *("categorical_columns", "early_stopping", "ingest", "dataset_params", "train_kwargs"),
+)
+"""Arguments of the trainer that its loop has as they are."""
+
+
 class GBDTTrainer(DataParallelTrainer):
     """Trains trees on every worker's part of ``datasets["train"]``.
 
@@ -129,37 +136,12 @@ class GBDTTrainer(DataParallelTrainer):
         if train_loop_per_worker is not None:
             self._refuse_given(own)
         else:
-            if label_column is None or params is None:
-                raise ConfigError(
-                    f"{type(self).__name__} needs label_column and params (and num_boost_round), "
-                    f"or a train_loop_per_worker."
-                )
-            if train_loop_config is not None:
-                raise ConfigError(
-                    "train_loop_config is given without a train_loop_per_worker. Give the "
-                    "library's parameters as params."
-                )
-            run = given_or_default("run_config", run_config, RunConfig)
-            scaling = given_or_default("scaling_config", scaling_config, ScalingConfig)
-            checkpoints = run.checkpoint_config
-            if dmatrix_params is not None:
-                dataset_params = self._of_all_datasets(dmatrix_params, dataset_params, datasets)
-            train_loop_per_worker = self._boosting_cls(
-                params=dict(params),
-                num_boost_round=10 if num_boost_round is None else num_boost_round,
-                datasets=_order(datasets),
-                label_column=label_column,
-                weight_column=weight_column,
-                group_column=group_column,
-                categorical_columns=categorical_columns,
-                early_stopping=early_stopping,
-                checkpoint_frequency=checkpoints.checkpoint_frequency,
-                checkpoint_at_end=checkpoints.checkpoint_at_end is not False,
-                ingest=ingest,
-                dataset_params=dict(dataset_params or {}),
-                train_kwargs=dict(train_kwargs or {}),
-                threads=scaling.num_cpus_per_worker,
-                use_gpu=scaling.use_gpu,
+            train_loop_per_worker = self._make_boosting(
+                own,
+                datasets=datasets,
+                train_loop_config=train_loop_config,
+                run=given_or_default("run_config", run_config, RunConfig),
+                scaling=given_or_default("scaling_config", scaling_config, ScalingConfig),
             )
         super().__init__(
             train_loop_per_worker,
@@ -176,6 +158,58 @@ class GBDTTrainer(DataParallelTrainer):
         )
         if isinstance(self.train_loop_per_worker, Boosting):
             self._check_boosting(self.train_loop_per_worker)
+
+    @classmethod
+    def _make_boosting(
+        cls,
+        own: Mapping[str, Any],
+        *,
+        datasets: Mapping[str, Any] | None,
+        train_loop_config: Mapping[str, Any] | None,
+        run: RunConfig,
+        scaling: ScalingConfig,
+    ) -> Boosting:
+        """Return hpctrain's loop. Not collective.
+
+        Parameters
+        ----------
+        own
+            Arguments of the form without a training function; None is not given.
+        """
+        given = {name: value for name, value in own.items() if value is not None}
+        if "label_column" not in given or "params" not in given:
+            raise ConfigError(
+                f"{cls.__name__} needs label_column and params (and num_boost_round), or a "
+                f"train_loop_per_worker."
+            )
+        if train_loop_config is not None:
+            raise ConfigError(
+                "train_loop_config is given without a train_loop_per_worker. Give the library's "
+                "parameters as params."
+            )
+        if (by_dataset := given.pop("dmatrix_params", None)) is not None:
+            of_all = cls._of_all_datasets(by_dataset, own["dataset_params"], datasets)
+            given["dataset_params"] = of_all or {}
+        mappings = {n: dict(given.get(n, {})) for n in ("params", "dataset_params", "train_kwargs")}
+        checkpoints = run.checkpoint_config
+        return cls._boosting_cls(
+            **{"num_boost_round": 10, **given, **mappings},
+            datasets=_order(datasets),
+            checkpoint_frequency=checkpoints.checkpoint_frequency,
+            checkpoint_at_end=checkpoints.checkpoint_at_end is not False,
+            threads=scaling.num_cpus_per_worker,
+            use_gpu=scaling.use_gpu,
+        )
+
+    @classmethod
+    def _rebuild(cls, train_loop: TrainLoop, arguments: dict[str, Any]) -> DataParallelTrainer:
+        if not isinstance(train_loop, Boosting):
+            return cls(train_loop, **arguments)
+        # The other fields follow from arguments, which may have changed.
+        own = {name: getattr(train_loop, name) for name in _STORED}
+        own["dataset_params"] = own["dataset_params"] or None
+        rest = {name: value for name, value in arguments.items() if name != "train_loop_config"}
+        return cls(**{**own, **rest})
 
     def _refuse_given(self, own: Mapping[str, Any]) -> None:
         """Refuse arguments of hpctrain's loop beside a training function."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,32 @@ def test_a_value_that_stands_for_missing_ones_does_so_in_prediction(
         error = np.sqrt(np.mean((predicted - label) ** 2))
         assert error == pytest.approx(result.metrics["train-rmse"], abs=1e-6)
     assert result.metrics["train-rmse"] < 0.1
+
+
+def test_a_restored_run_takes_its_loop_from_the_configs_of_now(fit: Fit, library: str) -> None:
+    from hpctrain.lightgbm import LightGBMTrainer
+    from hpctrain.xgboost import XGBoostTrainer
+
+    tables = noise()
+    begun = fit(datasets=tables, num_boost_round=2, early_stopping=EarlyStopping(rounds=9))
+    trainer: Any = {"xgboost": XGBoostTrainer, "lightgbm": LightGBMTrainer}[library]
+    same = trainer.restore(begun.path)
+    run = RunConfig(
+        storage_path=begun.path.parent,
+        name=begun.path.name,
+        verbose=0,
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=2),
+    )
+    workers = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 3, "GPU": 1}, use_gpu=True)
+    changed = trainer.restore(
+        begun.path, scaling_config=workers, run_config=run
+    ).train_loop_per_worker
+    assert changed == replace(
+        same.train_loop_per_worker, threads=3, use_gpu=True, checkpoint_frequency=2
+    )
+    assert same.fit().metrics == begun.metrics
+    more = trainer.restore(begun.path, num_boost_round=4).fit()
+    assert more.metrics["training_iteration"] == 4
 
 
 @pytest.mark.parametrize("library", ["xgboost"], indirect=True)
