@@ -21,6 +21,7 @@ from hpctrain.own_files import create_file, name_beside
 from hpctrain.predict.batches import flatten_columns
 
 _BUFFER_BYTES = 4 * 2**20
+_CHUNK_BYTES = 2**20
 
 
 class PartFile(abc.ABC):
@@ -97,16 +98,19 @@ class PartFile(abc.ABC):
             raise self._uneven()
         self._held.append(batch)
         self._held_bytes += sum(values.nbytes for values in batch.values())
-        if self._rows is not None and self._held_bytes >= _BUFFER_BYTES:
+        if self._held_bytes >= _BUFFER_BYTES:
             self._flush()
 
     def complete(self) -> None:
         """Write the remaining rows, and rename the file once it is on disk. Not collective."""
+        is_new = self._rows is None
         if self._rows is None:
             self._rows = self._appended
         if self._rows != self._appended:
             raise self._uneven()
         self._flush()
+        if is_new:
+            self._settle_rows()
         self._close()
         sync_file(self._beside)
         os.replace(self._beside, self._path)
@@ -134,6 +138,10 @@ class PartFile(abc.ABC):
     def _write(self, batch: Batch) -> None:
         """Append rows to the file, which the first call creates."""
 
+    def _settle_rows(self) -> None:
+        """Write the number of rows, which was unknown until now, into the open file."""
+        return
+
     def _close(self) -> None:
         """Close the file, if it is open."""
         file, self._file = self._file, None
@@ -142,7 +150,7 @@ class PartFile(abc.ABC):
 
 
 class Hdf5Part(PartFile):
-    """One contiguous dataset for each column."""
+    """One dataset for each column: contiguous, or in chunks while the rows are not known."""
 
     suffix = ".h5"
 
@@ -175,12 +183,23 @@ class Hdf5Part(PartFile):
             h5py = require("h5py", to="to write HDF5 files")
             self._file = h5py.File(self._beside, "x")
             for name, values in batch.items():
-                shape = (self._rows, *values.shape[1:])
-                self._file.create_dataset(name, shape, dtype=hdf5_type(values.dtype))
+                self._create(name, values)
         end = self._offset + num_rows(batch)
         for name, values in batch.items():
+            if end > len(self._file[name]):
+                self._file[name].resize(end, axis=0)
             self._file[name][self._offset : end] = as_in_hdf5(values)
         self._offset = end
+
+    def _create(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        dtype, row = hdf5_type(values.dtype), values.shape[1:]
+        if self._rows is not None:
+            self._file.create_dataset(name, (self._rows, *row), dtype=dtype)
+            return
+        rows = min(max(1, _CHUNK_BYTES * len(values) // max(1, values.nbytes)), len(values))
+        self._file.create_dataset(
+            name, values.shape, dtype=dtype, maxshape=(None, *row), chunks=(rows, *row)
+        )
 
 
 class ParquetPart(PartFile):
@@ -274,14 +293,23 @@ class NumpyPart(PartFile):
         values = only_column(batch)
         if self._file is None:
             self._file = os.fdopen(create_file(self._beside), "wb")
-            header = {
-                "descr": np.lib.format.dtype_to_descr(values.dtype),
-                "fortran_order": False,
-                "shape": (self._rows, *values.shape[1:]),
-            }
-            np.lib.format.write_array_header_1_0(self._file, header)
+            self._no_row = np.empty((0, *values.shape[1:]), values.dtype)
+            self._write_header()
         # Not all types support the buffer protocol.
         self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+    def _settle_rows(self) -> None:
+        # NumPy leaves room in the header for any number of rows.
+        self._file.seek(0)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._no_row.dtype),
+            "fortran_order": False,
+            "shape": (self._rows or 0, *self._no_row.shape[1:]),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def sync_file(path: Path) -> None:
