@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from joblib import parallel_config, register_parallel_backend
 from joblib.parallel import ParallelBackendBase
 
-from hpctrain import timeouts
+from hpctrain import environ, timeouts
 from hpctrain.collective import barrier
 from hpctrain.worker.context import active_worker
 
@@ -48,6 +49,7 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._waiting: list[_Task] = []
+        self._threads = 1
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return the number of ranks, or 1 if that is requested. Not collective."""
@@ -63,6 +65,7 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
     ) -> int:
         """Make `parallel` submit all its tasks before the first one runs. Not collective."""
         self.parallel = parallel
+        self._threads = _count_threads() if prefer == "threads" else 1
         # Tasks are not copied, so this costs no memory; and ranks wait for each other only once.
         parallel.pre_dispatch = "all"
         return self.effective_n_jobs(n_jobs)
@@ -90,16 +93,17 @@ class MPIBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no ty
     def _run(self) -> None:
         comm = active_worker("joblib").comm
         tasks, self._waiting = self._waiting, []
-        mine = {
-            number: _outcome(task.call)
-            for number, task in enumerate(tasks)
-            if number % comm.size == comm.rank
-        }
+        calls = [task.call for task in tasks[comm.rank :: comm.size]]
+        if self._threads == 1:
+            mine = list(map(_outcome, calls))
+        else:
+            with ThreadPoolExecutor(self._threads) as pool:
+                mine = list(pool.map(_outcome, calls))
         # Ranks with fewer tasks wait here without using their CPU.
         barrier(timeout_s=timeouts.FOLDS_S)
-        for outcomes in comm.allgather(mine):
-            for number, outcome in outcomes.items():
-                tasks[number].outcome = outcome
+        for rank, outcomes in enumerate(comm.allgather(mine)):
+            for task, outcome in zip(tasks[rank :: comm.size], outcomes, strict=True):
+                task.outcome = outcome
         # Tasks may have drawn random numbers, different tasks on each rank.
         np.random.set_state(comm.bcast(np.random.get_state()))
         for task in tasks:
@@ -113,7 +117,8 @@ def parallel_over_ranks() -> Iterator[None]:
 
     Every rank must run the same code on the same data in the block: cross-validation and searches
     of scikit-learn, or ``joblib.Parallel`` itself. All ranks have NumPy's global random state of
-    rank 0. Nested tasks use threads of their rank.
+    rank 0. Tasks that prefer threads, such as the trees of a forest, run on all CPUs of a worker;
+    others one by one. Nested tasks use threads of their rank.
 
     Examples
     --------
@@ -134,6 +139,11 @@ def parallel_over_ranks() -> Iterator[None]:
             yield
     finally:
         np.random.set_state(before)
+
+
+def _count_threads() -> int:
+    """Return the compute threads of this rank, which hpctrain sets to the CPUs of a worker."""
+    return int(environ.variable("OMP_NUM_THREADS") or 1)
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[bool, Any]:

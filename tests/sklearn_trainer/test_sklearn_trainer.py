@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,30 @@ def test_every_rank_runs_its_share_of_the_tasks_and_errors_come_from_all(tmp_pat
     assert done == [(number, number % 2, [number % 2] * 3) for number in range(400)]
     assert seen[0] == seen[1]
     assert seen[0][0] == "task 3"
+
+
+@pytest.mark.mpi
+def test_tasks_that_prefer_threads_use_all_cpus_of_each_rank(tmp_path: Path) -> None:
+    def train() -> Any:
+        from joblib import Parallel, delayed
+
+        from hpctrain.sklearn import parallel_over_ranks
+
+        both = threading.Barrier(2, timeout=20)
+
+        def task(number: int) -> int:
+            both.wait()
+            return number
+
+        with parallel_over_ranks():
+            return Parallel(prefer="threads")(delayed(task)(number) for number in range(4))
+
+    result = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
+        run_config=run_config(tmp_path, 2),
+    ).fit()
+    assert result.return_value == [0, 1, 2, 3]
 
 
 @pytest.mark.mpi
