@@ -8,9 +8,34 @@ from typing import Any
 import numpy as np
 
 from hpctrain.errors import ConfigError
+from hpctrain.worker.context import active_worker
 from hpctrain.world import Communicator
 
 Array = np.ndarray[Any, Any]
+
+
+def whole_groups(
+    arrays: Mapping[str, Array], comm: Communicator, *, dataset: str, column: str
+) -> dict[str, Array]:
+    """Return this rank's rows, in whole groups: those of `join_groups` if ranks have parts.
+
+    Collective.
+
+    Raises
+    ------
+    ConfigError
+        On every rank, if a rank would be left without a group, or two ranks with parts of one.
+    """
+    worker = active_worker("boosting")
+    # By a DataConfig of the user's: parts, or all rows.
+    is_assigned = worker.assigned is not None
+    split = worker.datasets_to_split
+    if not is_assigned and split != "all" and dataset not in split:
+        return dict(arrays)
+    joined = join_groups(arrays, comm, dataset=dataset)
+    if not is_assigned:
+        check_apart(joined["group"], comm, dataset=dataset, column=column)
+    return joined
 
 
 def join_groups(
@@ -49,6 +74,30 @@ def join_groups(
     return joined
 
 
+def check_apart(group: Array, comm: Communicator, *, dataset: str, column: str) -> None:
+    """Check that no two ranks have rows of a group. Collective.
+
+    Raises
+    ------
+    ConfigError
+        On every rank, if two have.
+    """
+    ranks = comm.gather(np.unique(group))
+    twice = None
+    if ranks is not None:
+        found, counts = np.unique(np.concatenate(ranks), return_counts=True)
+        twice = found[counts > 1][:1].tolist()
+    if twice := comm.bcast(twice):
+        raise _not_adjacent(dataset, column, f", for example those of {twice[0]!r}")
+
+
+def _not_adjacent(dataset: str, column: str, example: str = "") -> ConfigError:
+    return ConfigError(
+        f"dataset {dataset!r}: rows with the same {column!r} are not adjacent{example}. Sort the "
+        f"rows by {column!r}."
+    )
+
+
 def run_lengths(values: Array, *, dataset: str, column: str) -> Array:
     """Return the sizes of groups, in order. Not collective.
 
@@ -59,8 +108,5 @@ def run_lengths(values: Array, *, dataset: str, column: str) -> Array:
     """
     begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     if len(begins) != len(np.unique(values)):
-        raise ConfigError(
-            f"dataset {dataset!r}: rows with the same {column!r} are not adjacent. Sort the rows "
-            f"by {column!r}."
-        )
+        raise _not_adjacent(dataset, column)
     return np.diff(np.concatenate([begins, [len(values)]]))

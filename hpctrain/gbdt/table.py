@@ -23,7 +23,7 @@ from hpctrain.gbdt.features import (
     sorted_values,
     width_of,
 )
-from hpctrain.gbdt.groups import join_groups, run_lengths
+from hpctrain.gbdt.groups import run_lengths, whole_groups
 from hpctrain.gbdt.resume import continued
 from hpctrain.predict.categories import is_categorical, is_missing
 from hpctrain.worker.context import get_dataset_shard, heartbeat
@@ -129,7 +129,7 @@ class ShardReader:
         sizes = None
         if column is not None:
             arrays["group"] = np.concatenate(groups)
-            arrays = join_groups(arrays, comm, dataset=self.name)
+            arrays = whole_groups(arrays, comm, dataset=self.name, column=column)
             sizes = run_lengths(arrays.pop("group"), dataset=self.name, column=column)
         return Table(groups=sizes, **arrays)
 

@@ -314,7 +314,7 @@ class GBDTTrainer(DataParallelTrainer):
         except (AttributeError, ConfigError):
             # The number is known only after reading all rows: then the ranks check it.
             return
-        workers = max(self.scaling_config.min_workers, 1)
+        workers = max(self.scaling_config.min_workers, 1) if self._is_split(name) else 1
         if rows < workers:
             raise ConfigError(
                 f"dataset {name!r} has {rows} rows for {workers} workers, so a worker would have "

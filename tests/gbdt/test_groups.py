@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpctrain import ConfigError
-from hpctrain.gbdt.groups import join_groups, run_lengths
+from hpctrain.gbdt.groups import check_apart, join_groups, run_lengths
 from hpctrain.testing.thread_comm import run_on_threads
 
 
@@ -16,7 +16,9 @@ def shares(group, num_ranks):
 
     def join(comm):
         mine = parts[comm.rank]
-        return join_groups({"group": group[mine], "row": mine}, comm, dataset="train")
+        joined = join_groups({"group": group[mine], "row": mine}, comm, dataset="train")
+        check_apart(joined["group"], comm, dataset="train", column="q")
+        return joined
 
     return run_on_threads(num_ranks, join)
 
@@ -31,6 +33,11 @@ def test_a_group_belongs_to_the_rank_on_which_it_begins():
 def test_a_rank_without_a_group_is_refused_on_all_ranks():
     with pytest.raises(ConfigError, match=r"ranks \[1\] of 3 would have no group"):
         shares(np.repeat([1, 2], [9, 3]), 3)
+
+
+def test_rows_of_a_group_on_ranks_that_are_apart_are_refused_on_all_ranks():
+    with pytest.raises(ConfigError, match="'train': rows with the same 'q' are not adjacent, for"):
+        shares(np.repeat([5, 3, 9, 5], [4, 3, 3, 2]), 3)
 
 
 def test_rows_of_a_group_that_are_apart_are_refused():

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("xgboost")
 
-from hpctrain import ConfigError, Result, RunConfig, ScalingConfig
+from hpctrain import ConfigError, DataConfig, Result, RunConfig, ScalingConfig
 from hpctrain.xgboost import XGBoostTrainer
 
 
@@ -50,6 +50,23 @@ def test_a_column_of_numbers_may_begin_with_a_missing_one(tmp_path: Path, valid:
 def test_a_column_that_is_text_in_one_dataset_only_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'valid' on rank 0 holds text in column 'a', but 'train"):
         fit(tmp_path, train=frame(TRUTHS), valid=frame(np.array([None, "x"], dtype=object)))
+
+
+@pytest.mark.mpi
+def test_a_dataset_that_each_rank_has_whole_may_be_small_and_one_group(tmp_path: Path) -> None:
+    rows = np.arange(40)
+    train = pandas.DataFrame({"a": rows % 7, "y": rows % 2, "group": rows // 5})
+    result = XGBoostTrainer(
+        datasets={"train": train, "valid": train[:1]},
+        label_column="y",
+        group_column="group",
+        params={"nthread": 1, "objective": "rank:pairwise"},
+        num_boost_round=1,
+        scaling_config=ScalingConfig(num_workers=2),
+        dataset_config=DataConfig(datasets_to_split=["train"]),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, launcher="local"),
+    ).fit()
+    assert result.metrics["training_iteration"] == 1
 
 
 def test_the_advice_on_a_label_of_texts_is_one_for_labels(tmp_path: Path) -> None:
