@@ -55,17 +55,33 @@ class Warnings:
     def __init__(self) -> None:
         self._kept: list[str] = []
         self._post: Callable[[str], None] = self._kept.append
+        self._numbers: set[signal.Signals] = set()
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def handle(self, *numbers: signal.Signals) -> None:
         """Take these signals for warnings: they no longer end the process."""
         for number in numbers:
             signal.signal(number, self._take)
+        self._numbers.update(numbers)
 
     def pass_on(self, post: Callable[[str], None]) -> None:
         """Pass on what was kept, and what comes later."""
         self._post = post
         while self._kept:
             post(self._kept.pop(0))
+
+    def ignore(self) -> None:
+        """Ignore the signals from now on: no process is left to act on them."""
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _leave_to_parent(self) -> None:
+        """Let a process that this rank has forked pass nothing on, and be ended by SIGTERM."""
+        self._post = lambda _: None
+        # multiprocessing.Pool ends its processes by it, and waits for them. The others stay
+        # handled: Slurm sends them to every process of a step, and a DataLoader's would die.
+        if signal.getsignal(signal.SIGTERM) == self._take:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _take(self, number: int, _: FrameType | None) -> None:
         self._post(signal.Signals(number).name)
@@ -217,6 +233,8 @@ def run_rank(argv: list[str]) -> None:
         rank.serve(comm)
     except BaseException as error:
         rank.fail(error)
+    # From here on nobody acts on them, and MPI_Finalize waits for all ranks.
+    warnings.ignore()
     link.close()
     # A rank that was killed at this very moment does not come, and no thread could report it.
     faulthandler.dump_traceback_later(timeouts.MPI_FINALIZE_S, exit=True)

@@ -69,3 +69,80 @@ def test_a_rank_whose_launcher_was_gone_before_it_looked_does_not_wait_for_an_ag
         timeout=timeouts.AGENT_OF_NODE_S / 2,
     )
     assert done.stderr.endswith(", and what has started this rank is gone\n"), done.stderr
+
+
+POOL = """
+import faulthandler, multiprocessing, signal, sys
+from hpctrain.worker.main import Warnings
+
+noted = []
+warnings = Warnings()
+warnings.handle(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+warnings.pass_on(noted.append)
+faulthandler.dump_traceback_later(20, exit=True)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    next(pool.imap_unordered(abs, range(1000)))
+if child := os.fork():
+    _, status = os.waitpid(child, 0)
+    print("pool ended, child ended by", os.waitstatus_to_exitcode(status), noted)
+else:
+    # Slurm sends these to every process of a step.
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+    print("child noted", noted, flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    os._exit(1)
+"""
+
+
+def test_a_process_that_a_rank_forks_is_ended_by_sigterm_and_keeps_no_warning() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os\n{POOL}"], capture_output=True, text=True, timeout=60
+    )
+    lines = ["child noted []", "pool ended, child ended by -15 []"]
+    assert done.stdout.splitlines() == lines, done.stderr
+
+
+HANDLER_OF_ONES_OWN = """
+import os, signal
+from hpctrain.worker.main import Warnings
+
+Warnings().handle(signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+if child := os.fork():
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_a_forked_process_keeps_the_handler_that_the_training_function_has_set() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANDLER_OF_ONES_OWN], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "7\n", done.stderr
+
+
+AFTER_THE_LINK = """
+import os, signal, socket
+from hpctrain.control.link import Link
+from hpctrain.worker.main import Warnings
+
+end, _peer = socket.socketpair()
+link = Link(end, attempt=1, on_lost=lambda: None)
+warnings = Warnings()
+warnings.handle(signal.SIGTERM, signal.SIGUSR2)
+warnings.pass_on(link.post_signal)
+warnings.ignore()
+link.close()
+signal.raise_signal(signal.SIGTERM)
+signal.raise_signal(signal.SIGUSR2)
+print("goes on")
+"""
+
+
+def test_a_warning_that_comes_after_the_last_frame_is_ignored() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_THE_LINK], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "goes on\n", done.stderr
