@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import timeouts
 from hpctrain.control.interfaces import address_of_name, is_loopback
 from hpctrain.control.wire import Frame, FrameSocket, ProtocolError, encode_frame, join_frame
+from hpctrain.log import log_traceback
 from hpctrain.own_time import Deadline
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Link:
         self._handlers: dict[str, Callable[[Frame], None]] = {}
         self._signals: list[str] = []
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="hpctrain-link", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hpctrain-link", daemon=True)
         # A child of this rank (a DataLoader worker) must not keep the connection open: its end
         # is how the executor learns of the rank's death.
         os.register_at_fork(after_in_child=self._frames.close)
@@ -77,7 +78,10 @@ class Link:
         self.post("hello", **details)
 
     def handle(self, op: str, handler: Callable[[Frame], None]) -> None:
-        """Call `handler` from the link's thread for commands of this kind. Not collective."""
+        """Call `handler` from the link's thread for commands of this kind. Not collective.
+
+        What it raises is logged: the next command has to reach this rank all the same.
+        """
         self._handlers[op] = handler
 
     def post(self, op: str, body: bytes = b"", **details: Any) -> None:
@@ -106,7 +110,7 @@ class Link:
     def post_signal(self, name: str) -> None:
         """Pass a signal on. Not collective. Safe in a signal handler: takes no lock."""
         self._signals.append(name)
-        os.write(self._wake_writer, b"x")
+        self._wake()
 
     def drain(self, *, timeout_s: float) -> bool:
         """Wait until everything is sent; return whether it was. Not collective."""
@@ -133,9 +137,15 @@ class Link:
         self.drain(timeout_s=timeout_s)
         os.write(self._wake_writer, b"x")
         self._thread.join(timeout=timeouts.THREAD_END_S)
-        self._frames.close()
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+        with self._lock:
+            self._frames.close()
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+
+    def _wake(self) -> None:
+        # What has the number of a closed descriptor may be a file of the user by now.
+        if not self._closing:
+            os.write(self._wake_writer, b"x")
 
     def _flush(self) -> None:
         self._last_flush = time.monotonic()
@@ -144,7 +154,16 @@ class Link:
 
     def _arm(self) -> None:
         self._armed = True
-        os.write(self._wake_writer, b"x")
+        self._wake()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            # Whatever ends it: a rank that receives no more would outlive its executor.
+            self._commands.put(None)
+            if not self._closing:
+                self._on_lost()
 
     def _serve(self) -> None:
         poller = select.poll()
@@ -161,16 +180,19 @@ class Link:
                 self._send_behind()
             if self._frames.fileno() in ready:
                 for frame in self._receive():
-                    handler = self._handlers.get(frame.op)
-                    if handler is None:
-                        self._commands.put(frame)
-                    else:
-                        handler(frame)
+                    self._follow(frame)
             if self._frames.closed:
-                self._commands.put(None)
-                if not self._closing:
-                    self._on_lost()
                 return
+
+    def _follow(self, command: Frame) -> None:
+        handler = self._handlers.get(command.op)
+        if handler is None:
+            self._commands.put(command)
+            return
+        try:
+            handler(command)
+        except Exception as error:
+            log_traceback(error)
 
     def _receive(self) -> list[Frame]:
         try:

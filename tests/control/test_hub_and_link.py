@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,43 @@ def test_a_command_with_a_handler_is_handled_in_the_thread_of_the_link(hub: Hub,
     await_frames(hub, 1)
     hub.send("freeze")
     assert handled.get(timeout=PATIENCE_S) == ("freeze", "hpctrain-link")
+
+
+def test_a_rank_whose_handler_fails_still_receives_and_notices_the_end(
+    hub: Hub, connect: Connect, capfd: pytest.CaptureFixture[str]
+):
+    lost, handled = threading.Event(), threading.Event()
+    link = connect(0, on_lost=lost.set)
+
+    def fail(_: Frame) -> None:
+        raise OSError("no descriptor is left")
+
+    link.handle("dump-stacks", fail)
+    link.handle("freeze", lambda _: handled.set())
+    await_frames(hub, 1)
+    hub.send("dump-stacks")
+    hub.send("freeze")
+    assert handled.wait(PATIENCE_S)
+    assert "OSError: no descriptor is left" in capfd.readouterr().err
+    hub.close()
+    assert lost.wait(PATIENCE_S)
+    assert link.next_command() is None
+
+
+def test_a_closed_link_writes_into_no_file_that_has_its_descriptors(
+    hub: Hub, connect: Connect, tmp_path: Path
+):
+    link = connect(0)
+    await_frames(hub, 1)
+    link.close()
+    paths = [tmp_path / str(number) for number in range(8)]
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(path.open("wb"))
+        link.post_signal("SIGTERM")
+        link.post_report(b"{}")
+        link.post_report(b"{}")
+    assert [path.read_bytes() for path in paths] == [b""] * 8
 
 
 def test_a_large_body_arrives_whole(hub: Hub, connect: Connect):
