@@ -185,7 +185,13 @@ def _listening(
 
         # The log of a server is no place for what a stranger sends.
         config = uvicorn.Config(
-            app, log_level="error", lifespan="off", http=BoundedProtocol, ws="none"
+            app,
+            log_level="error",
+            lifespan="off",
+            http=BoundedProtocol,
+            ws="none",
+            # Then connections are gone, and what is left is a prediction.
+            timeout_graceful_shutdown=int(timeouts.SERVER_END_S) + 1,
         )
         server = uvicorn.Server(config)
         model.start()
