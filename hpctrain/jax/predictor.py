@@ -132,7 +132,28 @@ class JaxPredictor(Predictor):
         if dtype is None and values.dtype.kind == "f":
             dtype = self._dtype
         # JAX knows one byte order.
-        return values.astype(dtype or values.dtype.newbyteorder("="), copy=False)
+        cast = values.astype(dtype or values.dtype.newbyteorder("="), copy=False)
+        _refuse_cut(cast)
+        return cast
+
+
+def _refuse_cut(values: np.ndarray[Any, Any]) -> None:
+    """Refuse integers that JAX would change without a word: by default it has none of 64 bits."""
+    import jax
+
+    if values.dtype.kind not in "iu" or not values.size:
+        return
+    held = jax.dtypes.canonicalize_dtype(values.dtype)
+    if held == values.dtype:
+        return
+    limits = np.iinfo(held)
+    for value in (values.min(), values.max()):
+        if not limits.min <= value <= limits.max:
+            raise ConfigError(
+                f"{value} is in the batch, and JAX computes with {held} in place of "
+                f"{values.dtype}, which does not hold it. Call jax.config.update('jax_enable_x64', "
+                f"True) first, or give dtype= of a floating type, which rounds it."
+            )
 
 
 def _apply_function(model: Any, predictor: str) -> ApplyFunction:

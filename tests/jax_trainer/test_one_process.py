@@ -212,3 +212,18 @@ def test_integers_reach_a_model_of_floats() -> None:
     rows = np.array([[1, 2], [3, 4]])
     assert np.array_equal(predictor.predict(rows)["predictions"], rows @ weights)
     assert predictor.predict(rows[:0])["predictions"].shape == (0, 1)
+
+
+def test_an_integer_that_jax_would_cut_is_refused() -> None:
+    predictor = JaxPredictor(lambda params, x: x, PARAMS)
+    for value in (3_000_000_000, -4_000_000_000):
+        with pytest.raises(ConfigError, match=rf"{value} .* int32.*jax_enable_x64"):
+            predictor.predict({"user": np.array([5, value])})
+    with pytest.raises(ConfigError, match="uint32"):
+        predictor.predict(np.array([2**63 + 5], "u8"))
+    with pytest.raises(ConfigError, match="3000000000"):
+        predictor.predict(np.array([3_000_000_000]), dtype=np.int64)
+    for batch in (np.array([2**31 - 1, -(2**31)]), np.array([], "i8"), np.array([2**32 - 1], "u8")):
+        assert predictor.predict(batch)["predictions"].tolist() == batch.tolist()
+    large = np.array([3_000_000_000])
+    assert predictor.predict(large, dtype=np.float32)["predictions"].tolist() == [3e9]
