@@ -101,6 +101,20 @@ def innermost_user_frame(stack: str) -> str:
 def _keep_user_frames(
     shown: traceback.TracebackException, error: BaseException, own: type[BaseException]
 ) -> None:
+    # Not recursive: a chain of exceptions may be longer than Python's stack.
+    chain = [(shown, error)]
+    while chain:
+        shown, error = chain.pop()
+        _keep_user_frames_of_one(shown, error, own)
+        causes = (shown.__cause__, error.__cause__), (shown.__context__, error.__context__)
+        for inner, cause in causes:
+            if inner is not None and cause is not None:
+                chain.append((inner, cause))
+
+
+def _keep_user_frames_of_one(
+    shown: traceback.TracebackException, error: BaseException, own: type[BaseException]
+) -> None:
     import traceback
 
     frames = list(shown.stack)
@@ -115,10 +129,6 @@ def _keep_user_frames(
     stack = traceback.StackSummary.from_list(kept)
     # None also omits the heading.
     shown.stack = stack if kept else None  # type: ignore[assignment]
-    causes = (shown.__cause__, error.__cause__), (shown.__context__, error.__context__)
-    for inner, cause in causes:
-        if inner is not None and cause is not None:
-            _keep_user_frames(inner, cause, own)
 
 
 def _ours_at_end(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

@@ -125,8 +125,9 @@ def _user_traceback(error: BaseException) -> str:
         if isinstance(error, HpctrainError) and "Traceback (most" not in text:
             return ""
         return fold_library_frames(text)
-    except (OSError, ImportError):
-        # What formats it cannot be imported: no descriptor is left, or Python's files are away.
+    except Exception:
+        # Without this the failure itself would not be reported. What formats it cannot be imported,
+        # as no descriptor is left or Python's files are away; or it fails on this exception.
         return f"{type(error).__name__}: {error}"
 
 

@@ -96,3 +96,27 @@ def test_a_failure_without_any_code_of_the_user_keeps_its_traceback_unless_it_ex
 def test_a_huge_exception_is_not_carried_but_its_text_is():
     failure = describe(ValueError("x", b"y" * 2**21))
     assert failure.exception is None
+
+
+def test_a_very_long_chain_of_exceptions_is_reported():
+    error: Exception | None = None
+    for number in range(1200):
+        try:
+            raise ValueError(number) from error
+        except ValueError as raised:
+            error = raised
+    assert error is not None
+    failure = describe(error)
+    assert (failure.type, failure.message) == ("ValueError", "1199")
+    assert failure.traceback.endswith("ValueError: 1199")
+    assert failure.traceback.count("raise ValueError(number) from error") == 1200
+
+
+def test_an_error_is_reported_though_its_traceback_cannot_be_formatted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> str:
+        raise RecursionError
+
+    monkeypatch.setattr("hpctrain.worker.failure.format_user_traceback", fail)
+    assert describe(raised_by_the_user()).traceback == "ValueError: bad learning rate"
