@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from hpctrain import timeouts
 from hpctrain.data import types
 from hpctrain.data.batch import num_rows
-from hpctrain.errors import ConfigError
+from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.log import log_traceback
 from hpctrain.predict.batches import name_outputs
 from hpctrain.predict.predictor import Predictor
 from hpctrain.preprocessors.categories import is_missing
+
+# After such an error each further call to CUDA in the process fails, too; not so without memory.
+_LOST_GPU = re.compile(r"CUDA error: (?!out of memory)")
+_LARGEST = int(np.finfo(np.float64).max)
 
 
 class ServedModel:
@@ -39,16 +46,22 @@ class ServedModel:
         self.requests = 0
         """Number of requested predictions."""
         self.error: BaseException | None = None
-        """Why the predictor could not be loaded."""
+        """Why the predictor could not be loaded, or can predict no more."""
         self._load = load
         self._predictor: Predictor | None = None
         self._one_at_a_time = threading.Lock()
+        self._failed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-load", daemon=True)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is a predictor."""
+        return self._predictor is not None
 
     @property
     def is_ready(self) -> bool:
         """Whether it can predict."""
-        return self._predictor is not None
+        return self.is_loaded and self.error is None
 
     @property
     def features(self) -> list[str] | None:
@@ -72,6 +85,24 @@ class ServedModel:
         if self.error is not None:
             raise self.error
         return self.is_ready
+
+    def wait_for_failure(self, *, load_s: float) -> None:
+        """Return once the model has an `error`. Not collective.
+
+        Parameters
+        ----------
+        load_s
+            Seconds in which it has to be loaded.
+        """
+        self._thread.join(load_s)
+        if self._thread.is_alive():
+            self._fail(
+                CheckpointError(
+                    f"{self.name} was not loaded within {timeouts.describe(load_s)}. See whether "
+                    f"the filesystem of the checkpoint answers, and start the server again."
+                )
+            )
+        self._failed.wait()
 
     def predict(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return predictions for columns of JSON values, as such. Not collective.
@@ -97,12 +128,18 @@ class ServedModel:
             self.requests += 1
             try:
                 output = self._predictor.predict(batch)
-            except Exception as error:
+            except ConfigError:
+                raise
+            except (TypeError, ValueError) as error:
                 # What a library says of a value does not say where it is.
-                if isinstance(error, ConfigError) or (place := _odd_value(columns)) is None:
+                if not (places := _odd_values(columns)):
                     raise
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                raise ConfigError(f"{place} cannot be predicted on: {reason[-1]}") from error
+                log_traceback(error)
+                raise ConfigError(_blame(places, error)) from error
+            except Exception as error:
+                if _LOST_GPU.search(str(error)):
+                    self._fail(error)
+                raise
         predicted = name_outputs(output)
         if num_rows(predicted) != num_rows(batch):
             raise ConfigError(
@@ -115,7 +152,11 @@ class ServedModel:
         try:
             self._predictor = self._load()
         except BaseException as error:
-            self.error = error
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        self._failed.set()
 
 
 def as_array(name: str, values: Any) -> np.ndarray[Any, Any]:
@@ -128,33 +169,60 @@ def as_array(name: str, values: Any) -> np.ndarray[Any, Any]:
     """
     if not isinstance(values, list):
         raise ConfigError(f"column {name!r} has to be a list with one value for each row.")
-    texts = [isinstance(value, str) for value in values]
-    for row, value in enumerate(values):
+    if any(isinstance(value, str | dict) for value in values):
+        _refuse_mixed(name, values)
+        return np.array(values, dtype=object)
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "OU":
+            cells = np.asarray(values, dtype=object)
+            kinds = {type(value) for value in cells.reshape(-1)}
+            if kinds & {str, dict}:
+                _refuse_mixed(name, cells)
+                return cells
+            # Large integers, of which some are missing, stay objects, as in a batch.
+            has_gaps = kinds == {int, type(None)} and array.ndim == 1
+            _refuse_too_large(name, cells)
+            array = types.with_missing(array) if has_gaps else array.astype(float)
+        if array.dtype.kind == "f":
+            _refuse_rounded(name, values, array)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"column {name!r} has rows of unlike shapes: {error}.") from error
+    return array
+
+
+def _refuse_mixed(name: str, rows: Iterable[Any]) -> None:
+    """Refuse anything but texts in a column that has some; what is missing may be null."""
+    for row, value in _cells(rows):
         if isinstance(value, dict):
             raise ConfigError(
                 f"row {row}, column {name!r}: {json.dumps(value)[:80]} is neither a number, nor a "
                 f"text, nor a list of them."
             )
-    if any(texts):
-        for row, (value, is_text) in enumerate(zip(values, texts, strict=True)):
-            if not is_text and value is not None:
-                raise ConfigError(
-                    f"row {row}, column {name!r}: {value!r} in a column that has texts. Send all "
-                    f"of its values as texts, or all as numbers."
-                )
-        return np.array(values, dtype=object)
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind in "OU" and not any(isinstance(v, str) for v in array.reshape(-1)):
-            kinds = {type(value) for value in array.reshape(-1)}
-            # Large integers, of which some are missing, stay objects, as in a batch.
-            has_gaps = kinds == {int, type(None)} and array.ndim == 1
-            array = types.with_missing(array) if has_gaps else array.astype(float)
-        if array.dtype.kind == "f":
-            _refuse_rounded(name, values, array)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"column {name!r} has rows of unlike shapes: {error}.") from error
-    return array.astype(object) if array.dtype.kind == "U" else array
+        if not isinstance(value, str) and value is not None:
+            raise ConfigError(
+                f"row {row}, column {name!r}: {value!r:.80} in a column that has texts. Send all "
+                f"of its values as texts, or all as numbers."
+            )
+
+
+def _refuse_too_large(name: str, rows: Iterable[Any]) -> None:
+    """Refuse integers beyond float64."""
+    for row, value in _cells(rows):
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise ConfigError(
+                f"row {row}, column {name!r}: {value!s:.80} is larger than any float64. Send "
+                f"numbers below 2**1024, or all values as texts."
+            )
+
+
+def _cells(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the row of each value, and the value."""
+    for row, value in enumerate(rows):
+        for cell in value.reshape(-1) if isinstance(value, np.ndarray) else (value,):
+            yield row, cell
 
 
 def _refuse_rounded(name: str, values: list[Any], array: np.ndarray[Any, Any]) -> None:
@@ -169,14 +237,23 @@ def _refuse_rounded(name: str, values: list[Any], array: np.ndarray[Any, Any]) -
                 )
 
 
-def _odd_value(columns: Mapping[str, Any]) -> str | None:
-    """Return where the first value is that is no finite number, if there is one."""
-    for row, values in enumerate(zip(*columns.values(), strict=True)):
-        for name, value in zip(columns, values, strict=True):
+def _odd_values(columns: Mapping[str, Any]) -> list[str]:
+    """Return where the first value of each column is that is no finite number."""
+    places = []
+    for name, values in columns.items():
+        for row, value in enumerate(values):
             is_number = isinstance(value, int | float | list) and value == value
             if not is_number or value in (float("inf"), float("-inf")):
-                return f"row {row}, column {name!r}: {json.dumps(value)[:80]}"
-    return None
+                places.append(f"row {row}, column {name!r}: {json.dumps(value)[:80]}")
+                break
+    return places
+
+
+def _blame(places: list[str], error: Exception) -> str:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    if len(places) == 1:
+        return f"{places[0]} cannot be predicted on: {reason}"
+    return f"the model refuses the batch: {reason}. Not finite numbers are {'; '.join(places)}"
 
 
 def as_json(values: np.ndarray[Any, Any]) -> Any:

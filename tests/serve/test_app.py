@@ -202,3 +202,82 @@ def test_times_are_answered_as_texts():
     output = np.array(["2020-01-02T03:04:05", "NaT"], "M8[s]")
     answer = echo(output).post("/predict", json={"columns": {"x": [1, 2]}})
     assert answer.json() == {"columns": {"p": ["2020-01-02T03:04:05", None]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ([10**400], "row 0, column 'x': 1000"),
+        ([1.5, 10**400], "row 1, column 'x': 1000"),
+        ([[0, 10**400]], "row 0, column 'x': 1000"),
+        ([None, 10**400], "row 1, column 'x': 1000"),
+        ([["a", "b"], ["c", 2]], "row 1, column 'x': 2 in a column that has texts"),
+        ([[True, "x"]], "row 0, column 'x': True in a column that has texts"),
+        ([["a", 10**400]], "in a column that has texts"),
+        ([[{"a": 1}]], "row 0, column 'x': {\"a\": 1} is neither a number"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_cells_that_would_become_something_else_are_refused(values, place):
+    answer = echo().post("/predict", json={"columns": {"x": values}})
+    assert answer.status_code == 422
+    assert place in answer.json()["detail"]
+
+
+def test_lists_of_texts_reach_the_model_as_they_are():
+    values = [["a", None], ["b", "c"]]
+    answer = echo().post("/predict", json={"columns": {"x": values}})
+    assert answer.json() == {"columns": {"x": values}}
+
+
+class Failing(Echo):
+    def _predict_numpy(self, data):
+        raise self.output
+
+
+def failing(error: Exception) -> tuple[ServedModel, TestClient]:
+    def load() -> Failing:
+        predictor = Failing()
+        predictor.output = error
+        return predictor
+
+    model = ServedModel(load, name="failing")
+    model.start()
+    assert model.wait(10)
+    return model, TestClient(make_app(model, token=None), raise_server_exceptions=False)
+
+
+def test_a_failure_of_the_model_itself_is_not_blamed_on_a_text():
+    _, client = failing(RuntimeError("a bug"))
+    body = {"columns": {"city": ["Rome", "Oslo"], "age": [1, 2]}}
+    assert client.post("/predict", json=body).status_code == 500
+
+
+def test_a_value_that_the_model_refuses_is_named_if_it_can_be_that_one_only(capsys):
+    _, client = failing(ValueError("could not convert 'x'"))
+    answer = client.post("/predict", json={"columns": {"a": [1, 2], "b": ["x", "y"]}})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("row 0, column 'b': \"x\" cannot be predicted on: ")
+    assert "ValueError: could not convert 'x'" in capsys.readouterr().err
+    answer = client.post("/predict", json={"columns": {"a": ["Rome", "x"], "b": ["x", "y"]}})
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == (
+        "the model refuses the batch: could not convert 'x'. Not finite numbers are row 0, column "
+        "'a': \"Rome\"; row 0, column 'b': \"x\""
+    )
+    assert client.post("/predict", json={"columns": {"a": [1, 2]}}).status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("CUDA error: out of memory", False),
+    ],
+)
+def test_a_model_whose_gpu_is_lost_is_not_ready_any_more(message, is_lost):
+    model, client = failing(RuntimeError(message))
+    assert client.post("/predict", json={"columns": {"a": [1]}}).status_code == 500
+    assert client.get("/readyz").status_code == (503 if is_lost else 200)
+    assert (model.error is not None) == is_lost
