@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +17,7 @@ from hpctrain import timeouts
 from hpctrain.backend import BackendConfig
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.config import RunConfig, ScalingConfig
+from hpctrain.control import interfaces
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError, TrainingFailedError
 from hpctrain.function_run import FunctionRun
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 LOOPBACK = "127.0.0.1"
+_BACKLOG = 2048
 _REPORT_INTERVAL_S = 5.0
 _LOOK_INTERVAL_S = 0.2
 
@@ -99,8 +101,6 @@ def serve(service: Service, *, on_url: Callable[[str], None]) -> None:
         If the port is taken, or the checkpoint cannot be loaded.
     """
     with _listening(service) as (model, server, listener, url):
-        watcher = threading.Thread(target=_stop_if_broken, args=(model, server), daemon=True)
-        watcher.start()
         on_url(url)
         server.run(sockets=[listener])
     if model.error is not None:
@@ -121,10 +121,11 @@ def serve_in_run(config: Mapping[str, Any]) -> dict[str, Any]:
         reported_at = -_REPORT_INTERVAL_S
         was_ready = False
         while not should_stop():
-            if not thread.is_alive():
-                raise TrainingFailedError(f"the server of {url} has ended by itself; see the log.")
+            # First: the server ends after it.
             if model.error is not None:
                 raise model.error
+            if not thread.is_alive():
+                raise TrainingFailedError(f"the server of {url} has ended by itself; see the log.")
             is_due = time.monotonic() - reported_at >= _REPORT_INTERVAL_S
             if is_due or model.is_ready != was_ready:
                 reported_at, was_ready = time.monotonic(), model.is_ready
@@ -177,7 +178,7 @@ def _listening(
     uvicorn = require("uvicorn", to="to serve a predictor", extra="serve")
     model = service.model()
     app = make_app(model, token=service.token)
-    host = service.host or socket.gethostname()
+    host = service.host or _host_of_node()
     with _bind(host, service.port) as listener:
         port = listener.getsockname()[1]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -195,28 +196,44 @@ def _listening(
         )
         server = uvicorn.Server(config)
         model.start()
+        threading.Thread(
+            target=_end_with_model, args=(model, server), name="hpctrain-model-watch", daemon=True
+        ).start()
         yield model, server, listener, url
 
 
+def _host_of_node() -> str:
+    """Return the name of this node, or its address if the name is that of a loopback here."""
+    hostname = socket.gethostname()
+    named = interfaces.address_of_name(hostname)
+    # Debian and Ubuntu have 127.0.1.1 in /etc/hosts.
+    if named is not None and not interfaces.is_loopback(named):
+        return hostname
+    addresses = interfaces.ipv4_addresses().values()
+    return next((each for each in addresses if not interfaces.is_loopback(each)), hostname)
+
+
 def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise ConfigError(
-            f"nothing can listen on {host} port {port}: {error.strerror or error}. Choose another "
-            f"port, or 0 for any that is free."
-        ) from error
+    with ExitStack() as stack:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )[0]
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            # Before the address is announced: who connects then waits, and is not refused.
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"nothing can listen on {host} port {port}: {error.strerror or error}. Choose "
+                f"another port, or 0 for any that is free."
+            ) from error
+        stack.pop_all()
     return listener
 
 
-def _stop_if_broken(model: ServedModel, server: uvicorn.Server) -> None:
-    try:
-        model.wait(timeout_s=timeouts.SERVED_MODEL_S)
-    except BaseException as error:
-        log(f"the model cannot be loaded: {error}")
-        server.should_exit = True
+def _end_with_model(model: ServedModel, server: uvicorn.Server) -> None:
+    model.wait_for_failure(load_s=timeouts.SERVED_MODEL_S)
+    log(f"the model cannot {'predict any more' if model.is_loaded else 'be loaded'}: {model.error}")
+    server.should_exit = True

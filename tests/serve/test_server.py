@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 import xgboost
 
-from hpctrain import ConfigError, Result, RunConfig
+from hpctrain import ConfigError, Result, RunConfig, timeouts
+from hpctrain.control.interfaces import ipv4_addresses
+from hpctrain.errors import CheckpointError
 from hpctrain.predict.features import ModelFeatures
-from hpctrain.serve.server import Service, Serving, is_loopback
+from hpctrain.serve.server import Service, Serving, _listening, is_loopback, serve
 from hpctrain.xgboost import XGBoostPredictor
+from tests.serve.test_app import Echo
 
 X = np.random.default_rng(0).normal(size=(200, 2)).astype("f4")
 
@@ -146,6 +150,85 @@ def test_a_damaged_model_ends_the_server(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "cannot be loaded" in said
+
+
+class Stuck(Echo):
+    """Its checkpoint is on a filesystem that does not answer."""
+
+    go_on = threading.Event()
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, **kwargs):
+        assert cls.go_on.wait(60)
+        return cls()
+
+
+def test_a_server_ends_whose_model_is_not_loaded_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeouts, "SERVED_MODEL_S", 0.1)
+    service = Service(checkpoint=tmp_path, predictor_cls=Stuck, predictor_kwargs={}, token="t" * 20)
+    try:
+        with pytest.raises(CheckpointError, match="was not loaded within"):
+            serve(service, on_url=lambda _: None)
+    finally:
+        Stuck.go_on.set()
+
+
+class OnLostGpu(Echo):
+    def _predict_numpy(self, data):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_server_ends_whose_gpu_is_lost(tmp_path):
+    service = Service(
+        checkpoint=tmp_path, predictor_cls=OnLostGpu, predictor_kwargs={}, token="t" * 20
+    )
+    answers = []
+
+    def ask(url: str) -> None:
+        await_ready(url)
+        body = {"columns": {"a": [1]}}
+        header = {"Authorization": "Bearer " + "t" * 20}
+        answers.append(httpx.post(f"{url}/predict", json=body, headers=header).status_code)
+
+    clients = []
+
+    def ask_in_background(url: str) -> None:
+        clients.append(threading.Thread(target=ask, args=(url,)))
+        clients[0].start()
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        serve(service, on_url=ask_in_background)
+    clients[0].join(30)
+    assert answers == [500]
+
+
+def test_whoever_knows_the_address_can_connect(tmp_path):
+    service = Service(checkpoint=tmp_path, predictor_cls=Echo, predictor_kwargs={}, token="t" * 20)
+    seen = []
+
+    def connect(url: str) -> None:
+        port = int(url.rsplit(":", 1)[1])
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+        seen.append(port)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(service, on_url=connect)
+    assert len(seen) == 1
+
+
+def test_a_node_whose_name_is_that_of_a_loopback_is_reached_by_its_address(tmp_path, monkeypatch):
+    addresses = [each for each in ipv4_addresses().values() if not is_loopback(each)]
+    if not addresses:
+        pytest.skip("needs a network interface")
+    # As 127.0.1.1 in /etc/hosts of Debian.
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    service = Service(
+        checkpoint=tmp_path, predictor_cls=Echo, predictor_kwargs={}, token="t" * 20, host=None
+    )
+    with _listening(service) as (_, _, listener, url):
+        assert listener.getsockname()[0] == addresses[0]
+        assert url == f"http://{addresses[0]}:{listener.getsockname()[1]}"
 
 
 def test_only_loopback_addresses_are_loopback():
