@@ -60,12 +60,15 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             current.add(event["attempt"])
             first_report[event["attempt"]] = event.get("first_report", 0)
         elif event["event"] == "attempt-ended" and event["attempt"] in current:
+            progressed = event.get("saved", 0) > first_report[event["attempt"]]
+            if progressed:
+                # Also of one that did not fail: more workers joined.
+                without_progress = 0
             if event.get("kind") is None:
                 continue
             kind = FailureKind(event["kind"])
             failures[kind] = failures.get(kind, 0) + 1
-            progressed = event.get("saved", 0) > first_report[event["attempt"]]
-            without_progress = 0 if progressed else without_progress + 1
+            without_progress += not progressed
     return History(failures=failures, without_progress=without_progress, used_s=used_s)
 
 

@@ -53,6 +53,14 @@ def test_a_newer_checkpoint_is_progress_and_a_further_report_is_not():
     assert read_history(events).without_progress == 2
 
 
+def test_an_attempt_that_did_not_fail_and_left_a_newer_checkpoint_is_progress():
+    events = [fit(), *attempt(1, "preemption"), *attempt(2, None, saved=100)]
+    assert read_history(events).without_progress == 0
+    events += attempt(3, "preemption", begins=100, saved=100)
+    assert read_history(events).without_progress == 1
+    assert read_history([*events, *attempt(4, None, begins=100, saved=100)]).without_progress == 1
+
+
 def test_a_ledger_of_before_there_were_kinds_counts_nothing():
     events = [
         {"event": "attempt-started", "attempt": 1, "first_report": 0},
