@@ -60,6 +60,8 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             current.add(event["attempt"])
             first_report[event["attempt"]] = event.get("first_report", 0)
         elif event["event"] == "attempt-ended" and event["attempt"] in current:
+            # A line whose write succeeded and whose fsync did not is there twice.
+            current.discard(event["attempt"])
             progressed = event.get("saved", 0) > first_report[event["attempt"]]
             if progressed:
                 # Also of one that did not fail: more workers joined.

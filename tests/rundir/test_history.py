@@ -61,6 +61,13 @@ def test_an_attempt_that_did_not_fail_and_left_a_newer_checkpoint_is_progress():
     assert read_history([*events, *attempt(4, None, begins=100, saved=100)]).without_progress == 1
 
 
+def test_an_end_that_was_written_twice_is_one_failure():
+    started, ended = attempt(1, "worker")
+    history = read_history([fit(), started, ended, ended])
+    assert history.failures == {FailureKind.WORKER: 1}
+    assert history.without_progress == 1
+
+
 def test_a_ledger_of_before_there_were_kinds_counts_nothing():
     events = [
         {"event": "attempt-started", "attempt": 1, "first_report": 0},
