@@ -175,8 +175,7 @@ class AttemptTracker:
         if op == "report":
             return self._note_report(rank, frame)
         if op == "part":
-            self._parts[frame.header["report"]][rank] = StagedPart.from_bytes(frame.body)
-            return self._whole_rounds()
+            return self._note_part(rank, frame)
         if op == "checkpoints":
             self.asked.add(frame.header["report"])
             return []
@@ -264,6 +263,31 @@ class AttemptTracker:
         while len(self._lines.get(self._made + 1, ())) == self._world_size:
             self._made += 1
         return self._whole_rounds()
+
+    def _note_part(self, rank: int, frame: Frame) -> list[ReportRound]:
+        number, made = frame.header["report"], self._counts[rank]
+        parts = self._parts.get(number, {})
+        if rank not in parts:
+            self.failures.setdefault(rank, self._describe_part(rank, number, made))
+            return []
+        parts[rank] = StagedPart.from_bytes(frame.body)
+        return self._whole_rounds()
+
+    def _describe_part(self, rank: int, number: int, made: int) -> RankFailure:
+        """Return why a rank fails that gives its part of a checkpoint without the report."""
+        return RankFailure(
+            rank=rank,
+            hostname="",
+            pid=-1,
+            report=made,
+            phase=self._phases[rank],
+            type="",
+            message=f"it gave its part of the checkpoint of report {number}, and had sent {made} "
+            f"reports: an interrupted report() was caught. Let its error leave the training "
+            f"function.",
+            traceback="",
+            time=0.0,
+        )
 
     def _whole_rounds(self) -> list[ReportRound]:
         """Return the next rounds, in order: none overtakes one whose checkpoint is not staged."""

@@ -178,11 +178,15 @@ class Session:
             )
             if upload is None:
                 line = encode(b"null")
-                self._append(line)
-                if validation is not None:
-                    # Of the checkpoint, whose manifest keeps it: metrics.jsonl does not.
-                    line = encode(b"null", validation=validation)
-                self._channel.report(line)
+                try:
+                    self._append(line)
+                finally:
+                    # Also of one that cannot be written: who catches that goes on, and the other
+                    # ranks have made it.
+                    if validation is not None:
+                        # Of the checkpoint, whose manifest keeps it: metrics.jsonl does not.
+                        line = encode(b"null", validation=validation)
+                    self._channel.report(line)
             else:
                 name = b'"%s"' % _name(number, upload).encode()
                 self._report_checkpoint(number, encode(name), upload)

@@ -65,6 +65,15 @@ def test_a_report_is_complete_when_every_rank_has_made_it():
     assert round_.parts == {}
 
 
+def test_a_part_of_a_checkpoint_whose_report_was_not_sent_is_a_failure_of_its_rank():
+    tracker = AttemptTracker(world_size=2, first_report=0)
+    report(tracker, 1)
+    announce(tracker, 0)
+    assert part(tracker, 0, 2, "model.bin") == []
+    assert list(tracker.failures) == [0]
+    assert "the checkpoint of report 2, and had sent 1 reports" in tracker.failures[0].message
+
+
 def test_a_slow_rank_completes_several_reports_one_after_the_other():
     tracker = AttemptTracker(world_size=2, first_report=13)
     for _ in range(3):

@@ -522,16 +522,20 @@ def test_a_rank_writes_in_its_turn_and_asks_for_none_where_all_may_write(
     assert executor.slots == [(1, True), (1, False), (2, True), (2, False)]
 
 
-def test_a_full_disk_under_the_metrics_is_told_with_the_file(
+def test_a_full_disk_under_the_metrics_is_told_with_the_file_and_the_report_counts(
     start: Start, paths: RunPaths, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     session = start()
     monkeypatch.setattr(os, "write", full_disk)
     message = rf"report 1 could not be written to {paths.metrics}: No space left on device"
     with pytest.raises(CheckpointError, match=message):
-        session.report({})
+        session.report({"loss": 1.0})
     monkeypatch.undo()
-    assert executor.reports == []
+    session.report({"loss": 0.5})
+    assert [(one["report"], one["metrics"]["loss"]) for one in executor.reports] == [
+        (1, 1.0),
+        (2, 0.5),
+    ]
 
 
 @pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
