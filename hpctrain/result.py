@@ -28,6 +28,7 @@ from hpctrain.log import log
 from hpctrain.metric_names import COUNTED, all_names, explain_unknown, find_score, has_metric
 from hpctrain.path_string import PathString, expand_home, local_filesystem
 from hpctrain.plan import spec
+from hpctrain.rundir.history import end_time
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.metrics import add_validated, read_reports, say_if_cut
@@ -336,7 +337,7 @@ class Result:
                         job_id=event.get("job_id"),
                         nodes=_names(end.get("nodes")),
                         started_at=event["time"],
-                        ended_at=end.get("time"),
+                        ended_at=end_time(end) if end else None,
                         cause=end.get("cause"),
                     )
                 )

@@ -20,6 +20,7 @@ from hpctrain.rundir.files import retry
 from hpctrain.rundir.history import (
     FailureKind,
     History,
+    end_time,
     has_open_executor,
     read_history,
     read_validation_wait,
@@ -128,8 +129,8 @@ class ExecutorRecord:
     def attempt_seconds(self) -> float:
         """Seconds that attempts which have ended lasted, over all jobs of the run."""
         began = {e["attempt"]: e["time"] for e in self._events if e["event"] == "attempt-started"}
-        ended = [e for e in self._events if e["event"] == "attempt-ended"]
-        return sum((e["time"] - began[e["attempt"]] for e in ended if e["attempt"] in began), 0.0)
+        ended = {e["attempt"]: end_time(e) for e in self._events if e["event"] == "attempt-ended"}
+        return sum((max(0.0, ended[n] - began[n]) for n in began.keys() & ended.keys()), 0.0)
 
     @property
     def validation_wait_s(self) -> float:
@@ -319,6 +320,7 @@ class ExecutorRecord:
             self.note(
                 "attempt-ended",
                 attempt=started["attempt"],
+                until=self._last_sign_of(started),
                 cause=cause,
                 kind=kind,
                 reports=saved,
@@ -326,6 +328,12 @@ class ExecutorRecord:
                 nodes=self._nodes_of(started["attempt"]),
             )
         return dead if self.history.failures else None
+
+    def _last_sign_of(self, started: Mapping[str, Any]) -> float:
+        """Return when an attempt whose executor died silently was last known to run."""
+        later = self._events[self._events.index(dict(started)) + 1 :]
+        ends = (end_time(event) for event in later if event["event"] == "executor-ended")
+        return max(started["time"], next(ends, time.time()))
 
     def _nodes_of(self, attempt: int) -> list[str]:
         """Return the nodes of an attempt whose executor died, as far as it wrote them down."""

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hpctrain.rundir.announcement import announce
+from hpctrain.rundir.history import end_time
 
 RESTARTS = ("restart", "requeued", "successor", "left-to-tuner")
 """Events after which the ranks are started again."""
@@ -126,7 +127,7 @@ def _end(attempts: list[AttemptRecord], number: int, event: Mapping[str, Any]) -
         attempts.append(AttemptRecord(attempt=number))
     record = attempts[-1]
     nodes = event.get("nodes")
-    record.ended_at = event["time"]
+    record.ended_at = end_time(event)
     record.nodes = tuple(map(str, nodes)) if isinstance(nodes, list) else ()
     record.reports, record.checkpoint = event.get("reports"), event.get("checkpoint")
     record.cause, record.kind = event.get("what") or event.get("cause"), event.get("kind")

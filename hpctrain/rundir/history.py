@@ -54,7 +54,7 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
         elif event["event"] == "executor-started":
             begun = event["time"]
         elif event["event"] == "executor-ended" and begun is not None:
-            used_s += max(0.0, event.get("until", event["time"]) - begun)
+            used_s += max(0.0, end_time(event) - begun)
             begun = None
         elif event["event"] == "attempt-started":
             current.add(event["attempt"])
@@ -92,6 +92,15 @@ def has_open_executor(events: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether the last executor did not write that it ended. Not collective."""
     words = [e["event"] for e in events if e["event"] in ("executor-started", "executor-ended")]
     return words[-1:] == ["executor-started"]
+
+
+def end_time(event: Mapping[str, Any]) -> float:
+    """Return when the attempt or executor ended whose end an event of the ledger is.
+
+    Not collective. The next executor, maybe days later, writes the line of one that died silently.
+    """
+    until: float = event.get("until", event["time"])
+    return until
 
 
 def unfinished_attempts(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

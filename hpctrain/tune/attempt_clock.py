@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hpctrain.rundir.history import end_time
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 
@@ -40,4 +41,4 @@ class AttemptClock:
                 self._spans[number] = event["time"], None
             elif event["event"] == "attempt-ended" and number in self._spans:
                 start, _ = self._spans[number]
-                self._spans[number] = start, event["time"]
+                self._spans[number] = start, end_time(event)

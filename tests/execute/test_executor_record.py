@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,15 @@ import pytest
 
 from hpctrain.execute import executor_record
 from hpctrain.execute.executor_record import ExecutorRecord
+from hpctrain.result import Result
+from hpctrain.rundir.attempts import read_attempts
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.ledger import append_event, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status, write_status
+from hpctrain.tune.attempt_clock import AttemptClock
 from tests.waiting import wait_until
 
 
@@ -158,6 +163,45 @@ def test_an_attempt_without_an_end_gets_one_of_its_kind(
     assert (ended["event"], ended["kind"], ended["saved"]) == ("attempt-ended", kind.value, 4)
     assert run_record.history.failures == {kind: 1}
     assert run_record.close_dead_attempts(saved=4) is None
+
+
+def test_an_attempt_whose_executor_died_lasted_until_the_last_sign_of_it(tmp_path: Path):
+    paths = RunPaths(tmp_path)
+    append_event(paths, "executor-started", job_id="7", restarts=0, time=100.0)
+    append_event(paths, "attempt-started", attempt=1, job_id="7", restarts=0, time=110.0)
+    status = RunStatus(
+        name="run",
+        state=RunState.RUNNING,
+        launcher="slurm",
+        job_id="7",
+        attempt=1,
+        started_at=100.0,
+    )
+    write_status(paths, status.placed_in(tmp_path))
+    written = json.loads(paths.status.read_text())
+    paths.status.write_text(json.dumps({**written, "updated_at": 150.0}))
+    # The job is queued for hours, and begins again.
+    run_record = ExecutorRecord(paths, replace(status, restarts=1))
+    run_record.begin()
+    run_record.close_dead_attempts(saved=0)
+    assert run_record.attempt_seconds == 40.0
+    assert AttemptClock(paths=paths).seconds_until(1007.0, attempt=2) == 40.0
+    (attempt,) = Result.from_path(tmp_path).attempts
+    assert attempt.ended_at == 150.0
+    _, (shown,) = read_attempts(read_events(paths))
+    assert shown.ended_at == 150.0
+
+
+def test_an_attempt_of_which_there_was_no_sign_lasted_no_time(tmp_path: Path):
+    paths = RunPaths(tmp_path)
+    append_event(paths, "executor-started", job_id="7", time=100.0)
+    append_event(paths, "attempt-started", attempt=1, time=110.0)
+    append_event(paths, "executor-ended", until=105.0, time=5000.0)
+    append_event(paths, "fit", time=5000.0)
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="local")
+    run_record = ExecutorRecord(paths, status)
+    run_record.close_dead_attempts(saved=0)
+    assert run_record.attempt_seconds == 0.0
 
 
 def test_fields_that_a_damaged_ledger_lacks_are_unknown(tmp_path: Path):
