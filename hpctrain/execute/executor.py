@@ -209,10 +209,13 @@ class Executor:
         return placed[slow.node_rank] if slow.node_rank < len(placed) else slow.node
 
     def _may_wait(self) -> bool:
-        """Return whether the run is not to stop, between two attempts."""
+        """Return whether the run is not to stop, while no rank runs.
+
+        Ranks of a run that has met its stop criterion are started again to return.
+        """
         self._preemption.step()
         self.recorder.check_stop_request()
-        return self.recorder.stop is None
+        return not self.recorder.decision.ends_early
 
     def _raise_if_stopped(self) -> None:
         if not self._may_wait():
@@ -323,7 +326,10 @@ class Executor:
     def _start(self, group: WorkerGroup) -> None:
         try:
             limit_s = self._run_config.failure_config.start_timeout_s
-            group.start(timeouts.set_by("FailureConfig(start_timeout_s=...)", limit_s))
+            group.start(
+                timeouts.set_by("FailureConfig(start_timeout_s=...)", limit_s),
+                check_stop=self._raise_if_stopped,
+            )
         finally:
             self._run_record.note_health(group.health.verdict())
             if self._fork_server is not None:
@@ -336,7 +342,7 @@ class Executor:
     def _run_attempt(self) -> None:
         recorder = self.recorder
         placement, idle_nodes = self._place()
-        start = recorder.begin_attempt(self._resume_from)
+        start = recorder.begin_attempt(self._resume_from, check_stop=self._raise_if_stopped)
         group = self._make_group(start.attempt, placement, idle_nodes)
         attempt = AttemptExecutor(
             group,

@@ -333,7 +333,7 @@ class ExecutorRecord:
         """Return when an attempt whose executor died silently was last known to run."""
         later = self._events[self._events.index(dict(started)) + 1 :]
         ends = (end_time(event) for event in later if event["event"] == "executor-ended")
-        return max(started["time"], next(ends, time.time()))
+        return max(float(started["time"]), next(ends, time.time()))
 
     def _nodes_of(self, attempt: int) -> list[str]:
         """Return the nodes of an attempt whose executor died, as far as it wrote them down."""

@@ -114,14 +114,21 @@ class RankGroup(CallsFunctions):
     @property
     def hostnames(self) -> tuple[str, ...]:
         """The nodes, by node rank."""
-        return tuple(
-            dict.fromkeys(
-                w.hostname for w in sorted(self.workers, key=lambda w: (w.node_rank, w.rank))
-            )
-        )
+        in_order = sorted(self.workers, key=lambda worker: (worker.node_rank, worker.rank))
+        return tuple(dict.fromkeys(worker.hostname for worker in in_order))
 
-    def start(self, timeout_s: float = timeouts.START_OF_WORKER_GROUP_S) -> None:
+    def start(
+        self,
+        timeout_s: float = timeouts.START_OF_WORKER_GROUP_S,
+        *,
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the ranks, or start them again, and wait until all have joined one MPI world.
+
+        Parameters
+        ----------
+        check_stop
+            Raises if the wait is to end: called about once a second.
 
         Raises
         ------
@@ -131,14 +138,14 @@ class RankGroup(CallsFunctions):
         if self._hub is not None:
             raise ValueError("this WorkerGroup is started already; call shutdown() first.")
         try:
-            self._start(timeout_s)
+            self._start(timeout_s, check_stop)
         except OSError as error:
             # Of the run directory or of /tmp: full for a moment, or away.
             raise LaunchError(
                 f"the ranks cannot be started: {error}", transient=may_pass(error)
             ) from error
 
-    def _start(self, timeout_s: float) -> None:
+    def _start(self, timeout_s: float, check_stop: Callable[[], None]) -> None:
         if self._owns_path:
             self._paths.root.mkdir(mode=0o700, exist_ok=True)
         make_directory(self._paths.logs(self.attempt), below=self._paths.root)
@@ -166,7 +173,7 @@ class RankGroup(CallsFunctions):
                 self._step = self._how.start_on_nodes(
                     self.placement, self._idle_nodes, self._agents
                 )
-            self._await_ranks(self._step, timeout_s)
+            self._await_ranks(self._step, timeout_s, check_stop)
             if self._step.pidfd is not None:
                 self._hub.watch(self._step.pidfd, lambda: None)
                 self._is_watched = True
@@ -219,7 +226,7 @@ class RankGroup(CallsFunctions):
         hub.listen_locally(name)
         return self._how.start_here(launcher, self.placement, name)
 
-    def _await_ranks(self, step: StepProcess, timeout_s: float) -> None:
+    def _await_ranks(self, step: StepProcess, timeout_s: float, check: Callable[[], None]) -> None:
         """Wait until all ranks have joined one MPI world."""
         agents = self._agents
         rendezvous = Rendezvous(
@@ -232,6 +239,7 @@ class RankGroup(CallsFunctions):
             health=self.health,
             find_down=list if agents is None else agents.find_down,
             find_silent=self._find_silent,
+            check_stop=check,
             ask_after_s=math.inf if agents is None else agents.node_timeout_s,
         )
         self._workers = rendezvous.workers

@@ -138,13 +138,17 @@ class Recorder:
                 StopNotice(kind=StopKind.REQUEST, why="it was asked to (hpctrain cancel)")
             )
 
-    def begin_attempt(self, resume_from: Path | None) -> AttemptStart:
+    def begin_attempt(
+        self, resume_from: Path | None, *, check_stop: Callable[[], None] = lambda: None
+    ) -> AttemptStart:
         """Find what to resume from, and write the attempt into the ledger.
 
         Parameters
         ----------
         resume_from
             Checkpoint of another run, for when this one has none yet.
+        check_stop
+            Raises if the run is to stop, while a checkpoint is verified.
 
         Raises
         ------
@@ -153,7 +157,7 @@ class Recorder:
         """
         run_record = self.run_record
         attempt = run_record.num_attempts + 1
-        manifest = self.checkpoints.begin_attempt()
+        manifest = self.checkpoints.begin_attempt(check_stop)
         self.decision = self.decision.after_restart(self.checkpoints.saved)
         remove_return_value(run_record)
         if manifest is not None and not self._expected.is_settled:

@@ -101,6 +101,8 @@ class Rendezvous:
     find_silent
         Returns which nodes of the ranks have lost their power, or their network, since their agents
         came.
+    check_stop
+        Raises if the start is to end: called about once a second.
     ask_after_s
         Seconds after which it is called for the first time; each further one takes twice as long.
     """
@@ -117,6 +119,7 @@ class Rendezvous:
         health: Health,
         find_down: Callable[[], Sequence[str]] = lambda: (),
         find_silent: Callable[[], Sequence[str]] = lambda: (),
+        check_stop: Callable[[], None] = lambda: None,
         ask_after_s: float = math.inf,
     ) -> None:
         self._poll = poll
@@ -127,7 +130,7 @@ class Rendezvous:
         self._size = size
         self._health = health
         self._find_down, self._ask_after_s = find_down, ask_after_s
-        self._find_silent = find_silent
+        self._find_silent, self._check_stop = find_silent, check_stop
         self._begun: dict[tuple[str, int], int] = {}
         """Ranks by host and pid, which several hosts may have."""
         self.workers: dict[int, WorkerMetadata] = {}
@@ -223,6 +226,7 @@ class Rendezvous:
             now = time.monotonic()
             if now > look_at:
                 look_at = now + _LOOK_INTERVAL_S
+                self._check_stop()
                 if _MPI_START_ERROR.search(self._step.last_lines()):
                     self._fail(f"{self._size} ranks could not form an MPI world.")
                 if self._agents is not None:

@@ -61,15 +61,20 @@ class RunCheckpoints:
         manifests = retry(self.store.manifests, patience_s=sum(_PAUSES_S))
         return max(manifests, key=lambda manifest: manifest.report, default=None)
 
-    def begin_attempt(self) -> Manifest | None:
+    def begin_attempt(self, check_stop: Callable[[], None] = lambda: None) -> Manifest | None:
         """Find the newest good one, to resume from; it is kept until the attempt ends.
+
+        Parameters
+        ----------
+        check_stop
+            Raises if the run is to stop: called between files, and while they cannot be read.
 
         Raises
         ------
         UnreadableError, OSError
             If it cannot be read, or they cannot be listed, some looks later neither.
         """
-        manifest, damages = self._newest_good()
+        manifest, damages = self._newest_good(check_stop)
         for damage in damages:
             self._run_record.note("checkpoint-damaged", error=damage)
             log(f"{damage} It is set aside.")
@@ -80,12 +85,13 @@ class RunCheckpoints:
             self.saved, self._in_use = manifest.report, manifest.name
         return manifest
 
-    def _newest_good(self) -> tuple[Manifest | None, list[str]]:
+    def _newest_good(self, check_stop: Callable[[], None]) -> tuple[Manifest | None, list[str]]:
         for pause_s in (*_PAUSES_S, None):
             try:
                 self.store.prepare()
                 self._free_room()
-                return self.store.newest_good(doubtful=self._run_record.begun_with)
+                doubtful = self._run_record.begun_with
+                return self.store.newest_good(doubtful=doubtful, check_stop=check_stop)
             except (UnreadableError, OSError) as error:
                 if pause_s is None:
                     raise
@@ -94,6 +100,7 @@ class RunCheckpoints:
                     f"{str(error).rstrip('.')}. Looking again in {pause_s:.0f} s.",
                 )
                 time.sleep(pause_s)
+                check_stop()
         raise AssertionError("the last look raises or returns")
 
     def clear(self) -> None:

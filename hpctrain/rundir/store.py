@@ -198,7 +198,9 @@ class CheckpointStore:
         """Return the handle on a checkpoint. Not collective."""
         return Checkpoint.from_directory(self._directory / manifest.name)
 
-    def newest_good(self, *, doubtful: Collection[str] = ()) -> tuple[Manifest | None, list[str]]:
+    def newest_good(
+        self, *, doubtful: Collection[str] = (), check_stop: Callable[[], None] = lambda: None
+    ) -> tuple[Manifest | None, list[str]]:
         """Return the newest checkpoint whose files match its manifest.
 
         Not collective. Reads every byte of it, but of a large state the headers only: what loads
@@ -208,6 +210,8 @@ class CheckpointStore:
         ----------
         doubtful
             Names of checkpoints that are read in full, however large: loading them may have failed.
+        check_stop
+            Called between files; raises what ends the look. Nothing is set aside then.
 
         Returns
         -------
@@ -229,13 +233,15 @@ class CheckpointStore:
         damaged = [entry.path for entry in entries if entry.is_damaged]
         newest = None
         for manifest in reversed([e.manifest for e in entries if e.manifest is not None]):
+            directory = self._directory / manifest.name
+            quick = _is_large(manifest) and manifest.name not in doubtful
             try:
-                self.verify(manifest, quick=_is_large(manifest) and manifest.name not in doubtful)
+                verify_files(directory, manifest.files, quick=quick, check_stop=check_stop)
             except UnreadableError:
                 raise
             except CheckpointError as error:
                 problems.append(str(error))
-                damaged.append(self._directory / manifest.name)
+                damaged.append(directory)
                 continue
             newest = manifest
             break

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,13 @@ _READERS = 4
 """Files that are verified at a time."""
 
 
-def verify_files(directory: Path, files: Iterable[StagedFile], *, quick: bool) -> None:
+def verify_files(
+    directory: Path,
+    files: Iterable[StagedFile],
+    *,
+    quick: bool,
+    check_stop: Callable[[], None] = lambda: None,
+) -> None:
     """Check sizes and digests of a checkpoint's files. Not collective.
 
     Parameters
@@ -35,6 +40,8 @@ def verify_files(directory: Path, files: Iterable[StagedFile], *, quick: bool) -
         What was committed.
     quick
         Whether to look at the headers only of files that have digests of all else in them.
+    check_stop
+        Called after each file; raises what ends the look.
 
     Raises
     ------
@@ -45,7 +52,8 @@ def verify_files(directory: Path, files: Iterable[StagedFile], *, quick: bool) -
     try:
         verify = partial(_verify, directory, quick=quick)
         # Raises what the first of them raised.
-        deque(readers.map(verify, files), maxlen=0)
+        for _ in readers.map(verify, files):
+            check_stop()
     finally:
         readers.shutdown(cancel_futures=True)
 

@@ -164,7 +164,7 @@ class Store(CheckpointStore):
     def manifests(self) -> list[Manifest]:
         return [*self._committed]
 
-    def newest_good(self, *, doubtful: Collection[str] = ()) -> tuple[Manifest | None, list[str]]:
+    def newest_good(self, **_: Any) -> tuple[Manifest | None, list[str]]:
         return (self._committed[-1] if self._committed else None), []
 
     def retain(self, config: CheckpointConfig, *, protected: Collection[str] = ()) -> None:
@@ -282,7 +282,7 @@ class Group(ScriptedRanks):
     def workers(self) -> Sequence[WorkerMetadata]:
         return self._workers
 
-    def start(self, timeout_s: float) -> None:
+    def start(self, timeout_s: float, **_: Any) -> None:
         self.story.go_on()
         if self._draw.random() < 0.05:
             raise LaunchError("no slots", transient=self._draw.random() < 0.9)

@@ -18,6 +18,7 @@ from hpctrain.execute.executor import Executor
 from hpctrain.execute.health import Health
 from hpctrain.execute.node_agents import NodeAgents
 from hpctrain.execute.node_pool import NodePool
+from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
@@ -48,8 +49,8 @@ class FakeGroup(FakeRanks):
         self.patience: list[float] = []
         FakeGroup.made.append(self)
 
-    def start(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def start(self, timeout_s: float, *, check_stop: Callable[[], None] = lambda: None) -> None:
+        self.timeout_s, self.check_stop = timeout_s, check_stop
         FakeGroup.acts.pop(0)(self)
 
     def shutdown(self, patience_s: float) -> None:
@@ -126,6 +127,34 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(executor.time, "sleep", lambda _: None)
     monkeypatch.setattr(attempt_executor, "_QUIET_S", 0.01)
     return Run(tmp_path / "run")
+
+
+def test_a_run_is_stopped_while_its_ranks_start(run: Run):
+    def ask_to_stop(ranks: FakeGroup) -> None:
+        run.paths.stop_request.touch()
+        ranks.check_stop()
+        finish(ranks)
+
+    with pytest.raises(RunStoppedError, match="it was asked to"):
+        run.execute(ask_to_stop)
+    assert run.status.state is RunState.STOPPED
+    assert [event["attempt"] for event in run.events("attempt-ended")] == [1]
+
+
+def test_the_ranks_of_a_run_that_has_met_its_stop_criterion_may_start(run: Run):
+    def meet(ranks: FakeGroup) -> None:
+        made.recorder.request_stop(StopNotice(kind=StopKind.GOAL, why="loss is 1"))
+        ranks.check_stop()
+        finish(ranks)
+
+    FakeGroup.acts, FakeGroup.made = [meet], []
+    made = Executor(
+        paths=run.paths,
+        plan=make_plan("local"),
+        run_config=RunConfig(name="run"),
+        spec_digest="digest",
+    )
+    assert made.run()
 
 
 def test_a_run_whose_ranks_return_is_finished(run: Run):

@@ -94,7 +94,7 @@ class Group(FakeRanks):
         self.attempt = attempt
         self._script: Iterator[None] = iter(())
 
-    def start(self, timeout_s: float) -> None:
+    def start(self, timeout_s: float, **_: Any) -> None:
         self.story.go_on()
         if self.story.draw.random() < self.story.failure_rate:
             raise LaunchError("no slots", transient=self.story.draw.random() < 0.9)

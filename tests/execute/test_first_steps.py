@@ -86,7 +86,7 @@ class Group(FakeRanks):
         super().__init__(placement.num_workers)
         self.health = Health()
 
-    def start(self, timeout_s: float) -> None:
+    def start(self, timeout_s: float, **_: Any) -> None:
         raise LaunchError("no rank has come")
 
     def shutdown(self, patience_s: float) -> None:

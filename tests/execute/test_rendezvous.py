@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hpctrain.control.wire import PROTOCOL, Frame
-from hpctrain.errors import LaunchError
+from hpctrain.errors import LaunchError, RunStoppedError
+from hpctrain.execute import rendezvous
 from hpctrain.execute.health import Health
 from hpctrain.execute.rendezvous import Rendezvous, WorkerMetadata
 from hpctrain.plan.visibility import NOT_SEEN
@@ -47,7 +48,7 @@ class Waiting:
         return ""
 
 
-def make_rendezvous(num_nodes: int = 1, agents: Any = None, **lost: Any) -> Rendezvous:
+def make_rendezvous(num_nodes: int = 1, agents: Any = None, **looks: Any) -> Rendezvous:
     step: Any = Waiting()
     return Rendezvous(
         lambda timeout_s: [],
@@ -57,7 +58,7 @@ def make_rendezvous(num_nodes: int = 1, agents: Any = None, **lost: Any) -> Rend
         size=1,
         stacks=Path("stacks"),
         health=Health(num_nodes=num_nodes),
-        **lost,
+        **looks,
     )
 
 
@@ -108,6 +109,18 @@ def test_a_node_that_is_lost_before_its_ranks_have_joined_ends_the_start(
     # The next attempt finds that it cannot have the node.
     assert raised.value.transient
     assert answers == []
+
+
+def test_a_start_ends_when_the_run_is_to_stop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "_LOOK_INTERVAL_S", 0.0)
+    looks = iter([None, RunStoppedError("it was asked to")])
+
+    def check_stop() -> None:
+        if (error := next(looks)) is not None:
+            raise error
+
+    with pytest.raises(RunStoppedError, match="it was asked to"):
+        make_rendezvous(check_stop=check_stop).wait(60.0)
 
 
 def test_ranks_that_have_not_begun_in_time_are_looked_for_where_they_print():

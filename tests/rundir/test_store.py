@@ -218,6 +218,21 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_the_newest(
     assert store.newest_good() == (manifest, [])
 
 
+def test_a_run_that_is_to_stop_waits_for_one_file_of_a_checkpoint_and_sets_none_aside(
+    directory: Path, store: CheckpointStore
+):
+    commit(directory, 1, {0: {"a": b"a", "b": b"b", "c": b"c"}})
+    looks = iter([None, ValueError("it is to stop")])
+
+    def check_stop() -> None:
+        if (error := next(looks)) is not None:
+            raise error
+
+    with pytest.raises(ValueError, match="it is to stop"):
+        store.newest_good(check_stop=check_stop)
+    assert len(store.manifests()) == 1
+
+
 def tear(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
