@@ -23,6 +23,7 @@ from hpctrain.rundir.history import (
     end_time,
     has_open_executor,
     read_history,
+    read_met_criterion,
     read_validation_wait,
     unfinished_attempts,
 )
@@ -131,6 +132,11 @@ class ExecutorRecord:
         began = {e["attempt"]: e["time"] for e in self._events if e["event"] == "attempt-started"}
         ended = {e["attempt"]: end_time(e) for e in self._events if e["event"] == "attempt-ended"}
         return sum((max(0.0, ended[n] - began[n]) for n in began.keys() & ended.keys()), 0.0)
+
+    @property
+    def met_criterion(self) -> tuple[int, str] | None:
+        """The report that met the stop criterion, and why, over all jobs of the run."""
+        return read_met_criterion(self._events)
 
     @property
     def validation_wait_s(self) -> float:

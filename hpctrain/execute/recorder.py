@@ -159,6 +159,10 @@ class Recorder:
         attempt = run_record.num_attempts + 1
         manifest = self.checkpoints.begin_attempt(check_stop)
         self.decision = self.decision.after_restart(self.checkpoints.saved)
+        met = run_record.met_criterion
+        if met is not None and met[0] <= self.checkpoints.saved:
+            # It was met when another executor had the run.
+            self.decision = self.decision.after_criterion(*met)
         remove_return_value(run_record)
         if manifest is not None and not self._expected.is_settled:
             for known in self.checkpoints.store.manifests():
@@ -246,6 +250,7 @@ class Recorder:
             why = self._rule.explain(round_.report, round_.metrics())
             if why is not None:
                 self.decision = self.decision.after_criterion(round_.report, why)
+                self.run_record.note("stop-criterion-met", report=round_.report, why=why)
 
     def answer(self, tracker: AttemptTracker, broadcast: Callable[..., None]) -> None:
         """Answer ranks that ask for a write slot or for checkpoints, or wait after a report."""

@@ -88,6 +88,24 @@ def read_validation_wait(events: Iterable[Mapping[str, Any]]) -> float:
     return waited_s
 
 
+def read_met_criterion(events: Iterable[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """Return the report that met the stop criterion, and why; None if no report has.
+
+    Not collective. A ``fit`` of a person may have another criterion, and an attempt that resumes
+    from before the report makes it again.
+    """
+    met: tuple[int, str] | None = None
+    for event in events:
+        name = event["event"]
+        if name == "fit" and not event.get("continues"):
+            met = None
+        elif name == "attempt-started" and met is not None:
+            met = met if met[0] <= event.get("first_report", 0) else None
+        elif name == "stop-criterion-met":
+            met = met or (event["report"], str(event["why"]))
+    return met
+
+
 def has_open_executor(events: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether the last executor did not write that it ended. Not collective."""
     words = [e["event"] for e in events if e["event"] in ("executor-started", "executor-ended")]

@@ -63,11 +63,13 @@ _REQUIRED = {
     **dict.fromkeys(("attempt-started", "attempt-ended"), ("attempt",)),
     **dict.fromkeys(("submitted", "successor"), ("job_id",)),
     "node-bad": ("node", "reason"),
+    "stop-criterion-met": ("report", "why"),
 }
 """Fields without which an event means nothing; where others are missing they are unknown."""
 _RULES: Mapping[str, Callable[[Any], bool]] = {
     "attempt": _is_count,
     "first_report": _is_count,
+    "report": _is_count,
     "saved": _is_count,
     "reports": lambda value: value is None or _is_count(value),
     "restarts": _is_count,

@@ -437,6 +437,30 @@ def test_a_goal_of_the_stop_mapping_is_reached_or_passed(paths: RunPaths, broadc
     recorder.raise_if_unfinished(2, notified=True)
 
 
+def test_the_next_executor_knows_that_a_saved_report_has_met_the_stop_criterion(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    first = make_recorder(paths, stop={"accuracy": 0.9})
+    first.begin_attempt(None)
+    first.record(make_round(1, {"accuracy": 0.95}, paths=paths), broadcasts)
+    # That executor dies before its ranks have returned.
+    second = make_recorder(paths, stop={"accuracy": 0.9})
+    assert second.begin_attempt(None).first_report == 1
+    assert second.decision.reason == "accuracy=0.95 reached 0.9"
+    assert not second.decision.ends_early
+
+
+def test_the_next_executor_makes_a_report_again_that_met_the_stop_criterion_and_was_not_saved(
+    paths: RunPaths, broadcasts: Broadcasts
+):
+    first = make_recorder(paths, stop={"accuracy": 0.9})
+    first.begin_attempt(None)
+    first.record(make_round(1, {"accuracy": 0.95}), broadcasts)
+    second = make_recorder(paths, stop={"accuracy": 0.9})
+    second.begin_attempt(None)
+    assert second.decision.reason is None
+
+
 def test_a_tuner_is_not_asked_about_the_report_that_meets_a_goal(
     paths: RunPaths, broadcasts: Broadcasts
 ):

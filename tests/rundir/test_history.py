@@ -2,7 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpctrain.rundir.history import FailureKind, read_history, unfinished_attempts
+from hpctrain.rundir.history import (
+    FailureKind,
+    read_history,
+    read_met_criterion,
+    unfinished_attempts,
+)
 
 
 def fit(**details: Any) -> dict[str, Any]:
@@ -74,6 +79,16 @@ def test_a_ledger_of_before_there_were_kinds_counts_nothing():
         {"event": "attempt-ended", "attempt": 1, "cause": "WorkerError: x"},
     ]
     assert read_history(events).failures == {}
+
+
+def test_a_stop_criterion_is_met_until_its_report_is_made_again_or_a_person_calls_fit():
+    met = {"event": "stop-criterion-met", "report": 5, "why": "loss=0.1 reached 0.1"}
+    events = [fit(), *attempt(1, None), met, {**met, "report": 6}]
+    assert read_met_criterion(events) == (5, "loss=0.1 reached 0.1")
+    assert read_met_criterion([*events, *attempt(2, None, begins=5)]) is not None
+    assert read_met_criterion([*events, *attempt(2, None, begins=4)]) is None
+    assert read_met_criterion([*events, fit(continues=True)]) is not None
+    assert read_met_criterion([*events, fit()]) is None
 
 
 def test_attempts_that_nobody_could_close_are_found():

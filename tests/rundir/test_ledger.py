@@ -48,6 +48,7 @@ def test_a_torn_last_event_is_left_out_and_does_not_harm_the_next(paths: RunPath
         ("successor", {"job_id": "7"}, "job_id"),
         ("node-bad", {"node": "n1", "reason": "no memory"}, "node"),
         ("node-bad", {"node": "n1", "reason": "no memory"}, "reason"),
+        ("stop-criterion-met", {"report": 1, "why": "loss=0 reached 0"}, "report"),
     ],
 )
 def test_an_event_without_what_it_is_about_is_damaged(
