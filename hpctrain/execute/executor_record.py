@@ -27,7 +27,7 @@ from hpctrain.rundir.history import (
     read_validation_wait,
     unfinished_attempts,
 )
-from hpctrain.rundir.ledger import read_events
+from hpctrain.rundir.ledger import last_number, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent, RunState
@@ -116,9 +116,9 @@ class ExecutorRecord:
         return read_history(self._events)
 
     @property
-    def num_attempts(self) -> int:
-        """How many attempts have begun, over all jobs of the run."""
-        return sum(event["event"] == "attempt-started" for event in self._events)
+    def last_attempt(self) -> int:
+        """Number of the last attempt that has begun, over all jobs of the run; 0 if none has."""
+        return max(self.status.attempt, last_number(self._events))
 
     @property
     def most_reports(self) -> int:
@@ -230,12 +230,16 @@ class ExecutorRecord:
             self.status = self.status.with_changes(**changes)
 
     def note(self, event: str, **details: Any) -> None:
-        """Append an event to the ledger, and before it those for which there was no room."""
+        """Append an event to the ledger, after those for which there was no room."""
         entry = {"event": event, "time": time.time(), **details}
         self._events.append(entry)
         if announced := announce(entry):
             self.change_later(last_restart=announced)
         self._unwritten.append(entry)
+        self.write_events()
+
+    def write_events(self) -> None:
+        """Append events for which there was no room, if there are any, to the ledger."""
         try:
             while self._unwritten:
                 paths = self.directory.paths

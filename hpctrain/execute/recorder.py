@@ -116,6 +116,7 @@ class Recorder:
             self.check_stop_request()
         if not self.run_record.is_status_old:
             return
+        self.run_record.write_events()
         metrics: dict[str, Any] = {"metrics": self.progress()} if self._last_line else {}
         if not was_notified:
             self.check_stop_request()
@@ -156,7 +157,7 @@ class Recorder:
             If that checkpoint is needed, and deleted.
         """
         run_record = self.run_record
-        attempt = run_record.num_attempts + 1
+        attempt = run_record.last_attempt + 1
         manifest = self.checkpoints.begin_attempt(check_stop)
         self.decision = self.decision.after_restart(self.checkpoints.saved)
         met = run_record.met_criterion
@@ -182,6 +183,15 @@ class Recorder:
         self._requests.begin_attempt()
         self._awaited_reports.begin_attempt(start.attempt)
         self.loop_waits = LoopWaits(run_record.most_reports)
+        run_record.note(
+            "attempt-started",
+            attempt=attempt,
+            job_id=run_record.status.job_id,
+            restarts=restart_count(),
+            host=socket.gethostname(),
+            resumed_from=None if checkpoint is None else str(checkpoint.path),
+            first_report=start.first_report,
+        )
         run_record.advance(
             RunEvent.STARTED,
             attempt=attempt,
@@ -191,15 +201,6 @@ class Recorder:
             phase="launch",
             checkpoint=None if manifest is None else manifest.name,
             reports=start.first_report,
-        )
-        run_record.note(
-            "attempt-started",
-            attempt=attempt,
-            job_id=run_record.status.job_id,
-            restarts=restart_count(),
-            host=socket.gethostname(),
-            resumed_from=None if checkpoint is None else str(checkpoint.path),
-            first_report=start.first_report,
         )
         return start
 

@@ -22,7 +22,7 @@ from hpctrain.execute.ownership import Ownership, await_ownership
 from hpctrain.log import log, log_traceback
 from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.directory import HeldDirectory
-from hpctrain.rundir.ledger import count_attempts
+from hpctrain.rundir.ledger import newest_attempt
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.trust import check_run_directory, read_spec
@@ -52,7 +52,7 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
         log(f"{paths.root} is run by {owner.value}, not by job {job_id}.", to=sys.stdout)
         return
     directory = HeldDirectory(paths)
-    attempts, without_progress = count_attempts(paths), 0
+    attempts, without_progress = newest_attempt(paths), 0
     while without_progress <= MAX_RESTARTS_WITHOUT_ATTEMPT and _is_here(directory):
         fence = Fence(paths)
         pid = os.fork()
@@ -77,7 +77,7 @@ def supervise(run_dir: str, spec_digest: str | None = None) -> None:
                 return
             break
         # One that could begin an attempt has looked at the budgets; one that could not, has not.
-        attempts, before = count_attempts(paths), attempts
+        attempts, before = newest_attempt(paths), attempts
         without_progress = 0 if attempts > before else without_progress + 1
     raise SystemExit(1)
 

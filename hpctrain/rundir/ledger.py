@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpctrain.rundir.files import append_durably
@@ -86,6 +86,14 @@ _RULES: Mapping[str, Callable[[Any], bool]] = {
 """What fields that are read by programs have to be, in whatever event they are."""
 
 
-def count_attempts(paths: RunPaths) -> int:
-    """Return the number of attempts that were started. Not collective."""
-    return sum(event["event"] == "attempt-started" for event in read_events(paths))
+def newest_attempt(paths: RunPaths) -> int:
+    """Return the number of the last attempt that was started; 0 if none was. Not collective."""
+    return last_number(read_events(paths))
+
+
+def last_number(events: Iterable[Mapping[str, Any]]) -> int:
+    """Return the highest number of an attempt that any event has; 0 if none has one.
+
+    Not collective. The line of its start may be lost or damaged: lines are not counted.
+    """
+    return max((event["attempt"] for event in events if "attempt" in event), default=0)

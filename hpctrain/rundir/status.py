@@ -14,7 +14,7 @@ from typing import Any
 
 from hpctrain.errors import DamagedFileError
 from hpctrain.rundir.files import write_atomic
-from hpctrain.rundir.ledger import count_attempts, read_events
+from hpctrain.rundir.ledger import newest_attempt, read_events
 from hpctrain.rundir.origin import Origin
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import damaged, is_job_id, is_time, misfits, read_object
@@ -154,7 +154,7 @@ def read_status(paths: RunPaths) -> RunStatus | None:
     try:
         status = _decode(paths)
     except (FileNotFoundError, NotADirectoryError):
-        if not count_attempts(paths):
+        if not newest_attempt(paths):
             return None
         status = rebuild_status(paths, why=f"{paths.status} is missing")
     except DamagedFileError as error:
@@ -170,9 +170,11 @@ def last_attempt(paths: RunPaths) -> dict[str, Any]:
     Not collective. For a status that begins anew: what is known of an attempt whose executor died
     is in the status that it wrote.
     """
-    attempt, previous = count_attempts(paths), read_status(paths)
-    if previous is None or previous.attempt != attempt:
+    attempt, previous = newest_attempt(paths), read_status(paths)
+    if previous is None or previous.attempt < attempt:
         return {"attempt": attempt}
+    # The ledger may have lost the line of its start.
+    attempt = previous.attempt
     return {"attempt": attempt, "world_size": previous.world_size, "nodes": previous.nodes}
 
 

@@ -22,7 +22,7 @@ from hpctrain.launch.request import Submission
 from hpctrain.launch.settle import read_settled_status
 from hpctrain.log import log
 from hpctrain.own_time import ANY_GAP_S, Deadline
-from hpctrain.rundir.ledger import count_attempts, read_events
+from hpctrain.rundir.ledger import newest_attempt, read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, read_status
@@ -248,7 +248,7 @@ class JobsRunner(LocalRunner):
         return end
 
     def _begin(self, trial: Trial, submission: Submission) -> None:
-        if count_attempts(submission.request.paths):
+        if newest_attempt(submission.request.paths):
             # What the first job waited for is over.
             plan = replace(submission.plan, first_job_directives={})
             submission = replace(submission, plan=plan)

@@ -12,7 +12,7 @@ from hpctrain.launch.cancel import record_end
 from hpctrain.launch.life import LifeTest
 from hpctrain.launch.tail import Tail
 from hpctrain.log import log
-from hpctrain.rundir.ledger import count_attempts
+from hpctrain.rundir.ledger import newest_attempt
 from hpctrain.rundir.metrics import is_report
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import parse_json
@@ -115,7 +115,7 @@ class Watch:
             return End(failed=False, was_stopped=True, reason="was stopped")
         # As the supervisor in a job decides: an executor that could begin an attempt has looked at
         # the budgets; one that could not, has not.
-        attempts, before = count_attempts(self.paths), self._attempts
+        attempts, before = newest_attempt(self.paths), self._attempts
         self._deaths = 0 if attempts > before else self._deaths + 1
         self._attempts = attempts
         self.is_orphaned = self._deaths <= MAX_RESTARTS_WITHOUT_ATTEMPT

@@ -40,7 +40,7 @@ def test_a_full_disk_does_not_end_the_bookkeeping(
     run_record.change(reports=3)
     run_record.note("attempt-started", attempt=1, first_report=0)
     assert run_record.status.reports == 3
-    assert run_record.num_attempts == 1
+    assert run_record.last_attempt == 1
     said = capsys.readouterr().err
     assert f"cannot write status.json in {run_record.paths.root}: No space left on device" in said
     assert f"cannot write ledger.jsonl in {run_record.paths.root}: No space left on device" in said

@@ -33,9 +33,10 @@ from hpctrain.execute.tuner_socket import ExecutorEnd, TunerEnd, make_pair
 from hpctrain.result import Result
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.rundir.status import RunStatus, last_attempt, read_status
 from hpctrain.rundir.store import CheckpointStore
 
 
@@ -104,7 +105,11 @@ def make_recorder(paths: RunPaths, **config: Any) -> Recorder:
 
 
 def make_round(
-    number: int, metrics: Mapping[str, Any] | None = None, *, paths: RunPaths | None = None
+    number: int,
+    metrics: Mapping[str, Any] | None = None,
+    *,
+    paths: RunPaths | None = None,
+    attempt: int = 1,
 ) -> ReportRound:
     """Return a report of two ranks; with `paths`, rank 1 has staged a checkpoint with it."""
     lines = {
@@ -113,7 +118,7 @@ def make_round(
     }
     parts = {}
     if paths is not None:
-        directory = staging_directory(paths.checkpoints, attempt=1, report=number, rank=1)
+        directory = staging_directory(paths.checkpoints, attempt=attempt, report=number, rank=1)
         directory.mkdir(parents=True)
         (directory / "model.bin").write_bytes(b"%d" % number)
         parts[1] = StagedPart(files=tuple(seal(directory)))
@@ -161,12 +166,49 @@ def test_what_an_attempt_resumed_from_stays_until_the_attempt_ends(
     recorder = make_recorder(paths, checkpoint_config=CheckpointConfig(num_to_keep=1))
     assert recorder.begin_attempt(None).first_report == 1
     for number in (2, 3):
-        recorder.record(make_round(number, paths=paths), broadcasts)
+        recorder.record(make_round(number, paths=paths, attempt=2), broadcasts)
     recorder.checkpoints.close()
     assert sorted(path.name for path in paths.checkpoints.iterdir()) == ["000001", "000003"]
     recorder.end_attempt(error=None, reports=3)
     recorder.checkpoints.close()
     assert [path.name for path in paths.checkpoints.iterdir()] == ["000003"]
+
+
+@pytest.mark.parametrize("lost", ["ledger", "status"])
+def test_an_attempt_gets_a_new_number_though_the_line_of_the_last_is_lost(
+    paths: RunPaths, lost: str
+):
+    recorder = make_recorder(paths)
+    recorder.begin_attempt(None)
+    if lost == "ledger":
+        paths.ledger.unlink()
+    else:
+        lines = paths.ledger.read_text().splitlines()
+        paths.status.unlink()
+        # A line of that attempt is left.
+        recorder.run_record.note("hang", attempt=2, ranks=[0])
+        paths.ledger.write_text(paths.ledger.read_text().replace(lines[-1], lines[-1][:20]))
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="local", **last_attempt(paths))
+    assert (
+        Recorder(paths=paths, run_config=RunConfig(), status=status).begin_attempt(None).attempt
+        == 3
+    )
+
+
+def test_an_event_for_which_there_was_no_room_is_written_before_the_next_one(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    recorder = make_recorder(paths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunRecord, "append", full_disk)
+        recorder.begin_attempt(None)
+    monkeypatch.setattr(executor_record, "STATUS_INTERVAL_S", 0.0)
+    assert events(paths, "attempt-started") == []
+    recorder.tick(phase="training", reports=0)
+    assert [event["attempt"] for event in events(paths, "attempt-started")] == [2]
 
 
 def test_an_attempt_has_no_nodes_before_its_ranks_are_there(paths: RunPaths):
@@ -177,7 +219,7 @@ def test_an_attempt_has_no_nodes_before_its_ranks_are_there(paths: RunPaths):
     recorder.begin_attempt(None)
     status = read_status(paths)
     assert status is not None
-    assert (status.attempt, status.world_size, status.nodes) == (2, 0, ())
+    assert (status.attempt, status.world_size, status.nodes) == (3, 0, ())
     # Ranks that cannot be started are on no node.
     recorder.end_attempt(error=LaunchError("no"), reports=0)
     ended = [e["nodes"] for e in read_events(paths) if e["event"] == "attempt-ended"]
@@ -325,7 +367,7 @@ def test_no_checkpoint_is_deleted_for_a_name_that_none_has(paths: RunPaths, broa
     recorder = make_recorder(paths, checkpoint_config=keep)
     recorder.begin_attempt(None)
     with pytest.raises(ConfigError, match="Did you mean 'loss'"):
-        recorder.record(make_round(2, {"loss": 2.0}, paths=paths), broadcasts)
+        recorder.record(make_round(2, {"loss": 2.0}, paths=paths, attempt=2), broadcasts)
     assert len(CheckpointStore(paths.checkpoints).manifests()) == 2
 
 
@@ -442,7 +484,7 @@ def test_the_next_executor_knows_that_a_saved_report_has_met_the_stop_criterion(
 ):
     first = make_recorder(paths, stop={"accuracy": 0.9})
     first.begin_attempt(None)
-    first.record(make_round(1, {"accuracy": 0.95}, paths=paths), broadcasts)
+    first.record(make_round(1, {"accuracy": 0.95}, paths=paths, attempt=2), broadcasts)
     # That executor dies before its ranks have returned.
     second = make_recorder(paths, stop={"accuracy": 0.9})
     assert second.begin_attempt(None).first_report == 1
@@ -594,10 +636,10 @@ def test_an_attempt_begins_at_the_newest_good_checkpoint_and_says_what_it_set_as
     recorder = make_recorder(paths)
     assert recorder.begin_attempt(None).first_report == 0
     for number in (1, 2):
-        recorder.record(make_round(number, paths=paths), broadcasts)
+        recorder.record(make_round(number, paths=paths, attempt=2), broadcasts)
     (paths.checkpoints / "000002" / "model.bin").write_bytes(b"damage")
     start = recorder.begin_attempt(tmp_path)
-    assert (start.attempt, start.first_report) == (2, 1)
+    assert (start.attempt, start.first_report) == (3, 1)
     assert start.checkpoint == Checkpoint(paths.checkpoints / "000001")
     assert recorder.run_record.status.checkpoint == "000001"
     assert len(events(paths, "checkpoint-damaged")) == 1
@@ -698,7 +740,7 @@ def test_a_checkpoint_that_an_attempt_began_with_is_doubtful_to_the_next(
 
     monkeypatch.setattr(CheckpointStore, "newest_good", watched)
     recorder.begin_attempt(None)
-    recorder.record(make_round(1, paths=paths), broadcasts)
+    recorder.record(make_round(1, paths=paths, attempt=2), broadcasts)
     recorder.begin_attempt(None)
     # Another executor of the run knows it from the ledger.
     make_recorder(paths).begin_attempt(None)

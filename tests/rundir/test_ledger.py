@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.rundir.ledger import append_event, count_attempts, read_events
+from hpctrain.rundir.ledger import append_event, newest_attempt, read_events
 from hpctrain.rundir.paths import RunPaths
 
 
@@ -16,7 +16,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 def test_a_run_without_a_ledger_has_no_events(paths: RunPaths):
     assert read_events(paths) == []
-    assert count_attempts(paths) == 0
+    assert newest_attempt(paths) == 0
 
 
 def test_events_come_back_oldest_first_with_their_details(paths: RunPaths):
@@ -26,7 +26,7 @@ def test_events_come_back_oldest_first_with_their_details(paths: RunPaths):
     assert (first["event"], first["attempt"], first["job_id"]) == ("attempt-started", 1, "7")
     assert second["cause"] == "/a"
     assert first["time"] <= second["time"]
-    assert count_attempts(paths) == 1
+    assert newest_attempt(paths) == 1
 
 
 def test_a_torn_last_event_is_left_out_and_does_not_harm_the_next(paths: RunPaths):
@@ -36,7 +36,7 @@ def test_a_torn_last_event_is_left_out_and_does_not_harm_the_next(paths: RunPath
     assert [event["event"] for event in read_events(paths)] == ["attempt-started"]
     append_event(paths, "attempt-started", attempt=2)
     assert [event["attempt"] for event in read_events(paths)] == [1, 2]
-    assert count_attempts(paths) == 2
+    assert newest_attempt(paths) == 2
 
 
 @pytest.mark.parametrize(
