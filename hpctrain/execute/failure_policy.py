@@ -30,6 +30,9 @@ _LONGEST_CAUSE = 300
 # Slurm looks at time limits every 30 seconds, and may send its warning a minute early.
 _SIGNAL_TOLERANCE_S = 90.0
 
+# By which the clocks of a node and of Slurm's controller may differ.
+_CLOCK_TOLERANCE_S = 10.0
+
 _BUDGETS: Mapping[FailureKind, str] = {
     FailureKind.WORKER: "max_failures",
     FailureKind.START: "controller_failure_limit",
@@ -197,7 +200,7 @@ class NextJob(Enum):
 
 
 def choose_next_job(
-    job: Job | None, notice: StopNotice, *, restarts: int, is_ours: bool, requeue: bool
+    job: Job | None, notice: StopNotice, *, now: float, restarts: int, is_ours: bool, requeue: bool
 ) -> NextJob:
     """Return which job a run goes on in when its own is about to end.
 
@@ -209,6 +212,8 @@ def choose_next_job(
         What Slurm reports of the job, after the ranks have left; None outside of jobs.
     notice
         Why they left.
+    now
+        Seconds since the epoch.
     restarts
         How often the job had been started again when this process began.
     is_ours
@@ -223,10 +228,19 @@ def choose_next_job(
         return NextJob.LEAVE
     taken_away = notice.kind is StopKind.PREEMPTION and job.is_preempted
     if not job.is_running:
-        # Slurm ends it, and has not queued it again: cancelled by a person, unless it warned before
-        # of a reason.
-        ended = taken_away or notice.kind is StopKind.TIME_LIMIT
+        # Slurm ends it, and has not queued it again: cancelled by a person, unless Slurm warned
+        # before of a reason that has come about.
+        ended = taken_away or _ends_at_limit(job, notice, now=now)
         return NextJob.SUCCESSOR if is_ours and ended else NextJob.STOP
     if job.is_batch and job.may_requeue and requeue and (is_ours or taken_away):
         return NextJob.REQUEUE
     return NextJob.SUCCESSOR if is_ours else NextJob.STOP
+
+
+def _ends_at_limit(job: Job, notice: StopNotice, *, now: float) -> bool:
+    """Return whether Slurm ends a job at its time limit; a person can cancel it shortly before."""
+    if notice.kind is not StopKind.TIME_LIMIT or job.state.startswith("CANCELLED"):
+        return False
+    has_reason = job.reason == "TimeLimit" or job.state.startswith(("TIMEOUT", "NODE_FAIL"))
+    is_time = notice.deadline is not None and now >= notice.deadline - _CLOCK_TOLERANCE_S
+    return has_reason or job.is_preempted or is_time

@@ -177,6 +177,7 @@ class Preemption:
         how = choose_next_job(
             job,
             notice,
+            now=time.time(),
             restarts=environ.restart_count(),
             is_ours=is_ours,
             requeue=self._plan.requeue,

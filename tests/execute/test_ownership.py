@@ -72,7 +72,7 @@ def test_a_signal_means_what_slurm_says_of_the_job(
 
 
 PREEMPTED = StopNotice(kind=StopKind.PREEMPTION, why="test")
-TIME_LIMIT = StopNotice(kind=StopKind.TIME_LIMIT, why="test")
+TIME_LIMIT = StopNotice(kind=StopKind.TIME_LIMIT, why="test", deadline=NOW + 60)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,12 @@ TIME_LIMIT = StopNotice(kind=StopKind.TIME_LIMIT, why="test")
         ({"is_preempted": True}, PREEMPTED, {"is_ours": False}, NextJob.REQUEUE),
         ({"state": "COMPLETING", "restarts": 1}, PREEMPTED, {}, NextJob.LEAVE),
         ({"state": "COMPLETING"}, PREEMPTED, {}, NextJob.STOP),
-        ({"state": "COMPLETING"}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
+        # A person has cancelled it after the warning.
+        ({"state": "COMPLETING"}, TIME_LIMIT, {}, NextJob.STOP),
+        ({"state": "CANCELLED by 1000"}, TIME_LIMIT, {"now": NOW + 60}, NextJob.STOP),
+        ({"state": "COMPLETING"}, TIME_LIMIT, {"now": NOW + 51}, NextJob.SUCCESSOR),
+        ({"state": "COMPLETING", "reason": "TimeLimit"}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
+        ({"state": "COMPLETING", "is_preempted": True}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
         ({"state": "COMPLETING", "is_preempted": True}, PREEMPTED, {}, NextJob.SUCCESSOR),
         ({"restarts": 1}, TIME_LIMIT, {"restarts": 1}, NextJob.REQUEUE),
     ],
@@ -96,12 +101,12 @@ TIME_LIMIT = StopNotice(kind=StopKind.TIME_LIMIT, why="test")
 def test_how_a_run_goes_on(
     changes: dict[str, Any], notice: StopNotice, others: dict[str, Any], expected: NextJob
 ) -> None:
-    arguments = {"restarts": 0, "is_ours": True, "requeue": True} | others
+    arguments = {"now": NOW, "restarts": 0, "is_ours": True, "requeue": True} | others
     assert choose_next_job(replace(RUNNING, **changes), notice, **arguments) is expected
 
 
 def test_outside_of_jobs_a_person_decides() -> None:
-    how = choose_next_job(None, PREEMPTED, restarts=0, is_ours=True, requeue=True)
+    how = choose_next_job(None, PREEMPTED, now=NOW, restarts=0, is_ours=True, requeue=True)
     assert how is NextJob.STOP
 
 
