@@ -354,7 +354,6 @@ class Recorder:
     def end(self, error: BaseException | None) -> None:
         """Write how the run ended, and call the callbacks."""
         self.validations.close()
-        self.checkpoints.close()
         if isinstance(error, TrainingFailedError) and not isinstance(error, RunStoppedError):
             name_next_step(error, run=self.paths.root, checkpoint=self.checkpoint_path())
         event, message = describe_run_end(error)
@@ -367,6 +366,8 @@ class Recorder:
         )
         self.run_record.note("executor-ended")
         self.run_record.note("run-ended", state=event.value, error=message)
+        # Last, as it may take its time: Slurm may end this process meanwhile.
+        self.checkpoints.close()
         try:
             self.call("on_finish", self._result(error))
         finally:

@@ -4,6 +4,7 @@ import builtins
 import errno
 import io
 import json
+import threading
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -38,6 +39,8 @@ from hpctrain.rundir.staging import StagedPart, seal, staging_directory
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, last_attempt, read_status
 from hpctrain.rundir.store import CheckpointStore
+from tests.execute.conftest import SlowDisk
+from tests.waiting import wait_until
 
 
 class Calls(UserCallback):
@@ -209,6 +212,26 @@ def test_an_event_for_which_there_was_no_room_is_written_before_the_next_one(
     assert events(paths, "attempt-started") == []
     recorder.tick(phase="training", reports=0)
     assert [event["attempt"] for event in events(paths, "attempt-started")] == [2]
+
+
+def test_the_end_of_a_run_is_written_before_what_it_deletes_is_gone(
+    paths: RunPaths, broadcasts: Broadcasts, disk: SlowDisk
+):
+    recorder = make_recorder(paths, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    for number in (1, 2):
+        recorder.record(make_round(number, paths=paths), broadcasts)
+    ending = threading.Thread(target=recorder.end, args=(None,))
+    ending.start()
+    try:
+        wait_until(lambda: events(paths, "run-ended"))
+        status = read_status(paths)
+        assert status is not None
+        assert status.state is RunState.FINISHED
+        assert ending.is_alive()
+    finally:
+        disk.lets.set()
+        ending.join(60)
+    assert [path.name for path in paths.checkpoints.iterdir()] == ["000002"]
 
 
 def test_an_attempt_has_no_nodes_before_its_ranks_are_there(paths: RunPaths):
