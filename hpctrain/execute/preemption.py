@@ -172,7 +172,10 @@ class Preemption:
         left: float = timeouts.CONTROLLER_S
         if notice.deadline is not None:
             left = max(1.0, min(left, notice.deadline - time.time()))
-        job = read_own_job(patience_s=left)
+        job = self._await_job(notice, patience_s=left)
+        if recorder.stop is not notice:
+            # A person has asked for the stop meanwhile.
+            return False
         is_ours = self._plan.launcher == "slurm"
         how = choose_next_job(
             job,
@@ -196,6 +199,25 @@ class Preemption:
         if how is NextJob.SUCCESSOR:
             self._submit_successor(notice.why, error, patience_s=left)
         return True
+
+    def _await_job(self, notice: StopNotice, *, patience_s: float) -> Job | None:
+        """Return what Slurm reports of the job; of one that is preempted wait for it without end.
+
+        Slurm queues such a job again after it has ended this process, and the run with it, unless
+        that is over.
+        """
+        while True:
+            try:
+                return read_own_job(patience_s=patience_s)
+            except LaunchError as error:
+                may_be_queued = self._plan.launcher == "slurm" and self._plan.requeue
+                is_taken = notice.kind is StopKind.PREEMPTION and may_be_queued
+                if not (error.transient and is_taken):
+                    raise
+                log(f"{error} Asking what becomes of the job until Slurm answers or ends it.")
+            self._recorder.check_stop_request()
+            if self._recorder.stop is not notice:
+                return None
 
     def _note_end(self) -> float | None:
         """Remember when the job ends; return when the first of the ends comes."""

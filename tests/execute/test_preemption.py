@@ -208,6 +208,61 @@ def test_the_tuner_of_a_sweep_submits_the_next_job_of_a_trial(
     assert all(0 < patience_s <= 6.0 for _, patience_s in asked), "half of what is left"
 
 
+AWAY = LaunchError("Unable to contact slurm controller.", transient=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "asks"),
+    [
+        (StopKind.PREEMPTION, AWAY, 4),
+        (StopKind.PREEMPTION, LaunchError("Slurm has forgotten job 7"), 1),
+        (StopKind.TIME_LIMIT, AWAY, 1),
+    ],
+)
+def test_a_preempted_run_asks_for_its_job_until_slurm_ends_it(
+    monkeypatch: pytest.MonkeyPatch, kind: StopKind, error: LaunchError, asks: int
+) -> None:
+    job = Job(job_id="7", state="RUNNING", is_batch=True, may_requeue=True)
+    asked: list[float] = []
+
+    def ask(*, patience_s: float) -> Job:
+        asked.append(patience_s)
+        if len(asked) < 4:
+            raise error
+        return job
+
+    requeued: list[str] = []
+    monkeypatch.setattr(preemption_module, "read_own_job", ask)
+    monkeypatch.setattr(
+        preemption_module, "requeue", lambda job_id, patience_s: requeued.append(job_id)
+    )
+    recorder = Wishes()
+    recorder.run_record.note = lambda event, **details: None
+    recorder.request_stop(StopNotice(kind=kind, why="test"))
+    if asks == 4:
+        assert preemption("slurm", recorder).leave(LaunchError("left"))
+    else:
+        with pytest.raises(LaunchError):
+            preemption("slurm", recorder).leave(LaunchError("left"))
+    assert (len(asked), requeued) == (asks, ["7"] if asks == 4 else [])
+
+
+def test_a_person_ends_a_preempted_run_that_waits_for_slurm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Wishes()
+    request = StopNotice(kind=StopKind.REQUEST, why="it was asked to")
+
+    def ask(*, patience_s: float) -> Job:
+        recorder.check_stop_request = lambda: recorder.request_stop(request)  # type: ignore[method-assign]
+        raise AWAY
+
+    monkeypatch.setattr(preemption_module, "read_own_job", ask)
+    recorder.request_stop(StopNotice(kind=StopKind.PREEMPTION, why="test"))
+    assert not preemption("slurm", recorder).leave(LaunchError("left"))
+    assert recorder.stop is request
+
+
 def test_of_an_array_only_the_task_of_the_run_is_queued_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
