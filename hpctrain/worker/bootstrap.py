@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from hpctrain import environ, timeouts
 from hpctrain.control.wire import PROTOCOL
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.plan.gpus import SeenGpus, assign_gpus
+from hpctrain.plan.gpus import SeenGpus, assign_gpus, check_gpus_of_ranks
 from hpctrain.temporary_checkpoint import temporary_owner
 from hpctrain.worker import mpi
 from hpctrain.worker.leftovers import unlink_mapped_segments
-from hpctrain.world import World
+from hpctrain.world import Communicator, World
 
 if TYPE_CHECKING:
     from hpctrain.worker.mpi import Comm
@@ -227,3 +227,27 @@ def gpus_of(world: World, gpus_per_worker: int) -> tuple[str, ...]:
         local_world_size=world.local_world_size,
         gpus_per_worker=gpus_per_worker,
     )
+
+
+def gpus_of_ranks(world: World, comm: Communicator, gpus_per_worker: int) -> tuple[str, ...]:
+    """Return the GPUs of this rank, which no other rank has. Collective.
+
+    Raises
+    ------
+    ConfigError
+        On this rank, if it sees too few; on every rank, if some see the same GPUs and too few for
+        all of them.
+    """
+    own = gpus_of(world, gpus_per_worker)
+    if gpus_per_worker == 0:
+        return own
+    seen = comm.gather(see_gpus(world))
+    refused: ConfigError | None = None
+    if seen is not None:
+        try:
+            check_gpus_of_ranks(seen, gpus_per_worker)
+        except ConfigError as error:
+            refused = error
+    if (refused := comm.bcast(refused)) is not None:
+        raise refused
+    return own

@@ -20,7 +20,7 @@ from hpctrain.plan.visibility import explain_invisible
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.worker.address import find_address
 from hpctrain.worker.assignment import assign_datasets
-from hpctrain.worker.bootstrap import gpus_of, visible_gpus
+from hpctrain.worker.bootstrap import gpus_of_ranks, visible_gpus
 from hpctrain.worker.context import ActiveWorker, activate
 from hpctrain.worker.node_socket import node_name
 from hpctrain.worker.report import Session
@@ -75,7 +75,7 @@ def run_training(
     settings = run_spec.settings
     on_phase("importing")
     worker_spec: WorkerSpec = spec.unpack(run_spec.worker)
-    gpu_ids = gpus_of(session.world, settings.gpus_per_worker)
+    gpu_ids = gpus_of_ranks(session.world, comm, settings.gpus_per_worker)
     backend_context = BackendContext(
         world=session.world,
         comm=comm,

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import socket
 from array import array
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpctrain import LaunchError, WorkerGroup
+from hpctrain import ConfigError, LaunchError, WorkerError, WorkerGroup
+from hpctrain.testing.thread_comm import ThreadComm, run_on_threads
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import (
     check_collective,
     explain_wrong_size,
+    gpus_of_ranks,
     visible_gpus,
 )
+from tests import runs
+from tests.worlds import make_world
 
 MPICH = "MPICH Version: 5.0.0"
 OPEN_MPI = "Open MPI v5.0.8, package: Open MPI"
@@ -72,6 +78,29 @@ def test_visible_gpus_are_read_from_cuda_visible_devices(
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert visible_gpus() == gpus
+
+
+def test_ranks_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    def own(comm: ThreadComm) -> tuple[str, ...]:
+        return gpus_of_ranks(make_world(comm.rank, comm.size), comm, 1)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert run_on_threads(2, own) == [("0",), ("1",)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="2 ranks on node1 need 2 GPUs, and see 1 "):
+        run_on_threads(2, own)
+
+
+@pytest.mark.mpi
+def test_hosts_with_more_slots_than_gpus_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"{socket.gethostname()} slots=2\n")
+    monkeypatch.setenv("HPCTRAIN_HOSTFILE", str(hosts))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(WorkerError, match=r"2 ranks on .* need 2 GPUs, and see 1 "):
+        runs.fit(lambda: None, tmp_path, num_workers=2, use_gpu=True, launcher="mpiexec")
 
 
 @pytest.mark.mpi
