@@ -6,6 +6,7 @@ from the same functions as those of real submissions.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ def render_template(
     step = [word for word in step if word != "-disable-auto-cleanup"]
     values = {
         "FILE": name,
-        "SCRIPT": shlex.join([script, *args]),
+        "SCRIPT": " ".join(map(_one_line, [script, *args])),
         "PYTHON": shlex.quote(python),
         "NUM_WORKERS": str(placement.num_workers),
         "CPUS": str(scaling.num_cpus_per_worker),
@@ -145,6 +146,18 @@ def _exports(site: Site) -> str:
     return "\n".join(
         f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()
     )
+
+
+def _one_line(word: str) -> str:
+    """Return a word quoted for bash, without control characters: comments hold it too."""
+    if word.isprintable():
+        return shlex.quote(word)
+    word = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else _bytes_of(c) for c in word) + "'"
+
+
+def _bytes_of(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def _wrapped(words: list[str], *, last: int) -> str:

@@ -84,6 +84,17 @@ def test_every_rendering_is_a_shell_script(name: str, site: str | None):
     assert all(i < commands[0] for i, line in enumerate(lines) if line.startswith("#SBATCH"))
 
 
+@pytest.mark.parametrize("name", [n for n in template_names() if n not in WITHOUT_SCRIPT])
+def test_a_line_break_in_an_argument_ends_no_comment(name: str):
+    args = ["--config", "lr: 1\nit's\\\t\x85"]
+    scaling = ScalingConfig(num_workers=4, slurm=SlurmConfig(nodes=2))
+    text = render_template(name, script="train.py", args=args, scaling=scaling)
+    shown = re.sub(r"(?m)^exec .*train.py", "echo -n", text.replace("\\\n", ""))
+    ran = subprocess.run(["bash"], input=shown, capture_output=True, check=True, encoding="utf-8")
+    assert ran.stdout == " ".join(args)
+    assert re.match(r"(#[^\n]*\n|\n)+set -euo", text), "a command is among the directives"
+
+
 @pytest.mark.parametrize("name", template_names())
 def test_a_template_says_in_one_line_what_it_is_for(name: str):
     assert describe_template(name).endswith(".")
