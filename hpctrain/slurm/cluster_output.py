@@ -1,36 +1,14 @@
-"""What Slurm's commands print of a cluster: partitions, nodes, limits, accounts. Pure.
+"""What Slurm's commands print of a cluster: nodes, limits, accounts. Pure.
 
-`hpctrain.slurm.output` reads what they print of jobs. No other module knows their formats.
+`hpctrain.slurm.partitions` reads what sinfo prints of partitions, and `hpctrain.slurm.output` what
+they print of jobs. No other module knows their formats.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from hpctrain.errors import ConfigError
-from hpctrain.plan.resources import NodeShape
-from hpctrain.slurm_config import time_limit_minutes
-
-
-class NoDefaultPartitionError(ConfigError):
-    """No partition is named, and Slurm has none for that case."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """What ``sinfo`` prints of a partition, or of several that a job may start in."""
-
-    name: str
-    """With commas between those of several."""
-    others: tuple[str, ...]
-    """Names of all partitions."""
-    available: bool
-    max_time: str
-    num_nodes: int
-    node_shape: NodeShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,74 +68,6 @@ class Association:
     default_qos: str = ""
     default_account: str = ""
     """The user's, of any of their associations."""
-
-
-def parse_partitions(output: str, name: str | None) -> Partition:
-    """Return a partition from ``sinfo --noheader --format=%P|%a|%l|%D|%c|%G``.
-
-    Not collective. Nodes of several shapes count as the smallest of them.
-
-    Parameters
-    ----------
-    name
-        Of the partition; None is the default one. Of several, with commas between them, Slurm
-        starts a job in one: they count as one partition that takes what any of them takes, on
-        nodes that are the smallest.
-
-    Raises
-    ------
-    NoDefaultPartitionError
-        If none is named, and the cluster has no default partition.
-    ConfigError
-        If there is no such partition.
-    """
-    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 5]
-    names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
-    wanted = name or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
-    if wanted is None:
-        raise NoDefaultPartitionError(
-            f"this cluster has no default partition. Give SlurmConfig(partition=...): one of "
-            f"{', '.join(names)}."
-        )
-    parts = dict.fromkeys(wanted.split(","))
-    if unknown := parts.keys() - set(names):
-        absent = f", and no {' or '.join(sorted(unknown))}" if len(parts) > 1 else ""
-        raise ConfigError(
-            f"SlurmConfig(partition={wanted!r}): this cluster has {', '.join(names)}{absent}. Use "
-            f"one of these."
-        )
-    named = [_partition(part, rows, names) for part in parts]
-    usable = [partition for partition in named if partition.available] or named
-    return Partition(
-        name=",".join(partition.name for partition in named),
-        others=names,
-        available=usable[0].available,
-        max_time=max((partition.max_time for partition in usable), key=_minutes),
-        num_nodes=max(partition.num_nodes for partition in usable),
-        node_shape=NodeShape(
-            cpus=min(partition.node_shape.cpus or 0 for partition in usable),
-            gpus=min(partition.node_shape.gpus or 0 for partition in usable),
-        ),
-    )
-
-
-def _partition(name: str, rows: Sequence[Sequence[str]], names: tuple[str, ...]) -> Partition:
-    mine = [row for row in rows if row[0].rstrip("*") == name]
-    return Partition(
-        name=name,
-        others=names,
-        available=any(row[1] == "up" for row in mine),
-        max_time=mine[0][2],
-        num_nodes=sum(int(row[3]) for row in mine),
-        node_shape=NodeShape(
-            cpus=min(int(row[4].rstrip("+")) for row in mine),
-            gpus=min(count_gpus(row[5]) for row in mine),
-        ),
-    )
-
-
-def _minutes(max_time: str) -> float:
-    return math.inf if max_time == "infinite" else time_limit_minutes(max_time)
 
 
 def parse_node_groups(output: str) -> list[NodeGroup]:

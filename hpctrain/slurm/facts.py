@@ -81,6 +81,7 @@ def query_facts(
     sinfo = [
         "sinfo",
         "--local",
+        "--exact",
         "--noheader",
         f"--partition={partition}",
         "--format=%D|%T|%c|%m|%G|%f",

@@ -14,14 +14,10 @@ from hpctrain.plan.resources import NodeShape, Placement, node_range, place_work
 from hpctrain.plan.site import Site, known_shape
 from hpctrain.rundir.display import counted
 from hpctrain.slurm.client import Asked, run_slurm
-from hpctrain.slurm.cluster_output import (
-    NoDefaultPartitionError,
-    Partition,
-    parse_partitions,
-)
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.nodes import allocated_hosts, expand_hosts
 from hpctrain.slurm.output import read_allocation
+from hpctrain.slurm.partitions import NoDefaultPartitionError, Partition, parse_partitions
 from hpctrain.slurm_config import time_limit_minutes
 
 _default_names: list[str] = []
@@ -74,7 +70,9 @@ def query_partition(
     ConfigError
         If there is no such partition.
     """
-    asked = Asked(["sinfo", "--local", "--noheader", "--format=%P|%a|%l|%D|%c|%G"])
+    # Hidden partitions take jobs too; nodes that differ are not to be added up.
+    argv = ["sinfo", "--local", "--all", "--exact", "--noheader", "--format=%P|%a|%l|%D|%c|%G"]
+    asked = Asked(argv)
     try:
         meanwhile()
     except BaseException:
@@ -151,11 +149,20 @@ def place_on_partition(
             raise error from None
         log(f"warning: the limits of the partition are not checked: {error}")
         return placement, NodeShape()
-    shape = known_shape(site, partition.node_shape)
-    placement = place_workers(scaling, shape, num_nodes=partition.num_nodes)
     qos = scaling.slurm.qos or site.directives.get("qos")
-    check_partition(scaling, placement, partition, qos=qos)
-    return placement, partition.node_shape
+    refused: ConfigError | None = None
+    for part in partition.of_larger_nodes(scaling, site):
+        shape = known_shape(site, part.node_shape)
+        try:
+            placement = place_workers(scaling, shape, num_nodes=part.num_nodes)
+            check_partition(scaling, placement, part, qos=qos)
+        except ConfigError as error:
+            # It may fit on fewer nodes, larger ones.
+            refused = refused or error
+        else:
+            return placement, part.node_shape
+    assert refused is not None
+    raise refused
 
 
 def check_partition(

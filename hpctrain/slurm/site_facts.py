@@ -14,7 +14,7 @@ from hpctrain.slurm.client import ask_slurm
 from hpctrain.slurm.cluster_output import NodeGroup, parse_node_groups, parse_record
 from hpctrain.slurm.pmi import offered_pmi_types
 
-_SINFO = ("sinfo", "--local", "--noheader", "--format=%P|%D|%T|%c|%m|%G|%f")
+_SINFO = ("sinfo", "--local", "--exact", "--noheader", "--format=%P|%D|%T|%c|%m|%G|%f")
 _SHOW_CONFIG = ("scontrol", "show", "config")
 # Plug-ins add their options to it: Pyxis --container-image.
 _SRUN_HELP = ("srun", "--help")

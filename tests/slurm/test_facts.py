@@ -96,3 +96,17 @@ def test_a_slurm_that_says_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) 
 
     found = query(monkeypatch, ask)
     assert (found.partition, list(found.groups), list(found.limits)) == ({}, [], [])
+
+
+def test_nodes_that_differ_are_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(argv: Sequence[str], timeout_s: float = 0) -> str:
+        if argv[0] != "sinfo":
+            return answers("")(argv, timeout_s)
+        rows = ("20|idle|48|191000|(null)|x\n", "4|idle|96|1000000|(null)|x\n")
+        return "".join(rows) if "--exact" in argv else "24|idle|48+|191000+|(null)|x\n"
+
+    groups = query(monkeypatch, ask).groups
+    assert [(group.count, group.cpus, group.mem_mib) for group in groups] == [
+        (20, 48, 191000),
+        (4, 96, 1000000),
+    ]

@@ -15,8 +15,8 @@ from hpctrain.plan.resources import NodeShape, Placement
 from hpctrain.plan.site import Site
 from hpctrain.slurm import probe
 from hpctrain.slurm.client import run_slurm
-from hpctrain.slurm.cluster_output import Partition, parse_partitions
 from hpctrain.slurm.output import parse_job, read_allocation
+from hpctrain.slurm.partitions import parse_partitions
 from hpctrain.slurm.probe import (
     allocation_nodes,
     can_submit,
@@ -40,14 +40,11 @@ old|down|30:00|3|4|(null)
 
 
 def test_without_a_name_the_default_partition_is_meant_and_its_smallest_node_counts():
-    assert parse_partitions(SINFO, None) == Partition(
-        name="batch",
-        others=("batch", "gpu", "mixed", "old"),
-        available=True,
-        max_time="1-00:00:00",
-        num_nodes=14,
-        node_shape=NodeShape(cpus=32, gpus=0),
-    )
+    partition = parse_partitions(SINFO, None)
+    assert (partition.name, partition.available) == ("batch", True)
+    assert partition.others == ("batch", "gpu", "mixed", "old")
+    assert (partition.max_time, partition.num_nodes) == ("1-00:00:00", 14)
+    assert partition.node_shape == NodeShape(cpus=32, gpus=0)
 
 
 def test_gpus_are_counted_whatever_their_type_and_whatever_else_a_node_has():
@@ -68,14 +65,10 @@ def test_a_cluster_without_a_default_partition_asks_for_one():
 
 
 def test_several_partitions_count_as_one_that_takes_what_any_of_them_takes():
-    assert parse_partitions(SINFO, "gpu,batch,old") == Partition(
-        name="gpu,batch,old",
-        others=("batch", "gpu", "mixed", "old"),
-        available=True,
-        max_time="1-00:00:00",
-        num_nodes=14,
-        node_shape=NodeShape(cpus=32, gpus=0),
-    )
+    partition = parse_partitions(SINFO, "gpu,batch,old")
+    assert (partition.name, partition.available) == ("gpu,batch,old", True)
+    assert (partition.max_time, partition.num_nodes) == ("1-00:00:00", 14)
+    assert partition.node_shape == NodeShape(cpus=32, gpus=0)
     assert parse_partitions(SINFO, "batch,mixed").max_time == "infinite"
     message = r"'gpu,cpu'\): this cluster has batch, gpu, mixed, old, and no cpu\. Use one of these"
     with pytest.raises(ConfigError, match=message):
@@ -159,6 +152,81 @@ def test_a_qos_may_lift_the_time_limit_of_a_partition_whoever_names_it(
     assert place_on_partition(scaling, site, needs_answer=True)[1] == NodeShape(cpus=48, gpus=4)
     with pytest.raises(ConfigError, match=r"partition gpu ends jobs after 720"):
         place_on_partition(timed("2-00"), Site(directives={"partition": "gpu"}), needs_answer=True)
+
+
+UNEQUAL = """\
+all*|up|infinite|20|48|(null)
+all*|up|infinite|4|96|(null)
+all*|up|infinite|2|64|gpu:a100:4
+all*|up|infinite|1|128|gpu:a100:8
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "tasks_per_node"),
+    [
+        pytest.param({"num_workers": 48}, (48,), id="the smallest where it suffices"),
+        pytest.param({"num_workers": 3, "cpus": 96}, (1, 1, 1), id="larger nodes"),
+        pytest.param({"num_workers": 2, "cpus": 64}, (1, 1), id="one kind left out"),
+        pytest.param({"num_workers": 4, "use_gpu": True}, (4,), id="nodes with GPUs"),
+        pytest.param(
+            {"num_workers": 8, "use_gpu": True, "placement_strategy": "STRICT_PACK"},
+            (8,),
+            id="the node with the most GPUs",
+        ),
+        pytest.param({"num_workers": 96, "slurm": {"nodes": 1}}, (96,), id="nodes that are asked"),
+    ],
+)
+def test_a_job_is_for_nodes_that_are_large_enough(
+    sinfo: Path, fields: dict[str, Any], tasks_per_node: tuple[int, ...]
+) -> None:
+    sinfo.write_text(UNEQUAL)
+    assert place_unequal(**fields).tasks_per_node == tasks_per_node
+
+
+def place_unequal(
+    *, cpus: int | None = None, slurm: Any = (), site: Site | None = None, **fields: Any
+) -> Placement:
+    resources = {} if cpus is None else {"CPU": cpus}
+    scaling = ScalingConfig(
+        resources_per_worker=resources, slurm=SlurmConfig(**dict(slurm)), **fields
+    )
+    return place_on_partition(scaling, site or Site(), needs_answer=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_workers": 1, "cpus": 200}, r"CPU=200, but a node has 128"),
+        ({"num_workers": 6, "cpus": 96}, r"needs 6 nodes .* partition all has 5\."),
+        ({"num_workers": 20, "use_gpu": True}, r"needs 5 nodes .* partition all has 3\."),
+    ],
+)
+def test_what_no_nodes_hold_is_refused_with_those_that_come_next(
+    sinfo: Path, fields: dict[str, Any], message: str
+) -> None:
+    sinfo.write_text(UNEQUAL)
+    with pytest.raises(ConfigError, match=message):
+        place_unequal(**fields)
+
+
+def test_nodes_that_differ_are_not_added_up_and_hidden_partitions_take_jobs(
+    sinfo: Path, tmp_path: Path
+) -> None:
+    sinfo.write_text("all*|up|infinite|24|48+|(null)\n")
+    (tmp_path / "sinfo").write_text(
+        '#!/bin/sh\ncase "$*" in *--all*--exact*)\n'
+        'echo "all*|up|infinite|20|48|(null)"; echo "all*|up|infinite|4|96|(null)"\n'
+        'echo "hidden|up|infinite|4|8|(null)";; *) cat answer; esac\n'
+    )
+    assert place_unequal(num_workers=1, cpus=96).tasks_per_node == (1,)
+    assert place_unequal(num_workers=9, slurm={"partition": "hidden"}).tasks_per_node == (5, 4)
+
+
+def test_gpus_that_the_profile_alone_knows_are_of_all_nodes(sinfo: Path) -> None:
+    sinfo.write_text("all*|up|infinite|20|48|(null)\nall*|up|infinite|4|96|(null)\n")
+    placed = place_unequal(num_workers=96, use_gpu=True, site=Site(gpus_per_node=4))
+    assert placed.tasks_per_node == (4,) * 24
 
 
 def test_a_plugin_of_the_site_may_choose_the_partition(

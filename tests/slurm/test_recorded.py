@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.slurm.cluster_output import parse_node_states, parse_partitions
+from hpctrain.slurm.cluster_output import parse_node_states
 from hpctrain.slurm.output import parse_job
+from hpctrain.slurm.partitions import parse_partitions
 from hpctrain.slurm.pmi import parse_pmi_types
 
 RECORDED = sorted(Path(__file__).with_name("recorded").iterdir())

@@ -1,0 +1,147 @@
+"""What ``sinfo`` prints of partitions, and which of their nodes can hold workers. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hpctrain.errors import ConfigError
+from hpctrain.plan.resources import NodeShape
+from hpctrain.plan.site import Site, known_shape
+from hpctrain.scaling_config import ScalingConfig
+from hpctrain.slurm.cluster_output import count_gpus
+from hpctrain.slurm_config import time_limit_minutes
+
+
+class NoDefaultPartitionError(ConfigError):
+    """No partition is named, and Slurm has none for that case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualNodes:
+    """Nodes of one shape in a partition."""
+
+    partition: str
+    count: int
+    shape: NodeShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition, or several that a job may start in."""
+
+    name: str
+    """With commas between those of several."""
+    others: tuple[str, ...]
+    """Names of all partitions."""
+    available: bool
+    max_time: str
+    nodes: tuple[EqualNodes, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes; of several partitions the maximum, as a job starts in one."""
+        names = {equal.partition for equal in self.nodes}
+        return max(sum(e.count for e in self.nodes if e.partition == name) for name in names)
+
+    @property
+    def node_shape(self) -> NodeShape:
+        """What each of the nodes has."""
+        return NodeShape(
+            cpus=min(equal.shape.cpus or 0 for equal in self.nodes),
+            gpus=min(equal.shape.gpus or 0 for equal in self.nodes),
+        )
+
+    def of_larger_nodes(self, scaling: ScalingConfig, site: Site) -> Iterator[Partition]:
+        """Yield the partition with the nodes that hold a worker, then without the smallest of them.
+
+        Not collective. Slurm starts a job on those that are large enough, whatever others there
+        are. Where none holds a worker, it is yielded with the largest alone.
+
+        Parameters
+        ----------
+        scaling
+            What is asked for.
+        site
+            The site profile, whose shape of a node wins over Slurm's.
+        """
+        cpus, gpus = scaling.num_cpus_per_worker, scaling.num_gpus_per_worker
+
+        def size(equal: EqualNodes) -> tuple[int, int]:
+            shape = known_shape(site, equal.shape)
+            return ((shape.gpus or 0) if gpus else 0, shape.cpus or 0)
+
+        sizes = sorted({size(equal) for equal in self.nodes})
+        holding = [(g, c) for g, c in sizes if g >= gpus and c >= cpus]
+        used = holding or sizes[-1:]
+        for number in range(len(used)):
+            nodes = (equal for equal in self.nodes if size(equal) in used[number:])
+            yield replace(self, nodes=tuple(nodes))
+
+
+def parse_partitions(output: str, name: str | None) -> Partition:
+    """Return a partition from ``sinfo --noheader --exact --format=%P|%a|%l|%D|%c|%G``.
+
+    Not collective.
+
+    Parameters
+    ----------
+    name
+        Of the partition; None is the default one. Of several, with commas between them, Slurm
+        starts a job in one: they count as one partition that takes what any of them takes.
+
+    Raises
+    ------
+    NoDefaultPartitionError
+        If none is named, and the cluster has no default partition.
+    ConfigError
+        If there is no such partition.
+    """
+    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 5]
+    names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
+    wanted = name or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
+    if wanted is None:
+        raise NoDefaultPartitionError(
+            f"this cluster has no default partition. Give SlurmConfig(partition=...): one of "
+            f"{', '.join(names)}."
+        )
+    parts = dict.fromkeys(wanted.split(","))
+    if unknown := parts.keys() - set(names):
+        absent = f", and no {' or '.join(sorted(unknown))}" if len(parts) > 1 else ""
+        raise ConfigError(
+            f"SlurmConfig(partition={wanted!r}): this cluster has {', '.join(names)}{absent}. Use "
+            f"one of these."
+        )
+    named = [_partition(part, rows, names) for part in parts]
+    usable = [partition for partition in named if partition.available] or named
+    return Partition(
+        name=",".join(partition.name for partition in named),
+        others=names,
+        available=usable[0].available,
+        max_time=max((partition.max_time for partition in usable), key=_minutes),
+        nodes=tuple(equal for partition in usable for equal in partition.nodes),
+    )
+
+
+def _partition(name: str, rows: Sequence[Sequence[str]], names: tuple[str, ...]) -> Partition:
+    mine = [row for row in rows if row[0].rstrip("*") == name]
+    return Partition(
+        name=name,
+        others=names,
+        available=any(row[1] == "up" for row in mine),
+        max_time=mine[0][2],
+        nodes=tuple(
+            EqualNodes(
+                partition=name,
+                count=int(row[3]),
+                # "64+": some of them have more.
+                shape=NodeShape(cpus=int(row[4].rstrip("+")), gpus=count_gpus(row[5])),
+            )
+            for row in mine
+        ),
+    )
+
+
+def _minutes(max_time: str) -> float:
+    return math.inf if max_time == "infinite" else time_limit_minutes(max_time)
