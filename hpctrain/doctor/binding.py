@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from hpctrain.doctor.finding import Finding, ok, remark, warning
+from hpctrain.errors import ConfigError
+from hpctrain.plan.gpus import assign_gpus
 from hpctrain.rundir.display import counted
 
 _HERE = 10
@@ -18,6 +20,7 @@ def check_binding(
     machines: Mapping[str, Mapping[str, Any]],
     *,
     threads: int,
+    gpus_per_worker: int,
 ) -> list[Finding]:
     """Return where CPUs and GPUs of ranks lie badly. The first finding has those of each rank.
 
@@ -31,6 +34,8 @@ def check_binding(
         What `hpctrain.doctor.machine.describe_hardware` returned, by host.
     threads
         Compute threads of a rank.
+    gpus_per_worker
+        GPUs of a rank, which may see those of others too.
     """
     findings: list[Finding] = []
     by_host: dict[str, list[Mapping[str, Any]]] = {}
@@ -42,7 +47,7 @@ def check_binding(
             *_shared_cpus(host, mine, hardware),
             *_too_few_cpus(host, mine, threads),
             *_crossing(host, mine, hardware),
-            *_far_gpus(host, mine, hardware),
+            *_far_gpus(host, mine, hardware, gpus_per_worker),
         ]
         if findings:
             # Nodes of a job are alike: one of them says it for all.
@@ -77,13 +82,16 @@ def describe_masks(ranks: Sequence[Mapping[str, Any]]) -> str:
     >>> describe_masks([{"local_rank": "0", "cpus": [0, 1, 2, 3]}])
     'local rank 0 on CPUs 0-3'
     """
-    # srun prints ranks as they come.
-    in_order = sorted(ranks, key=lambda rank: int(rank.get("local_rank") or 0))
     first = [
         f"local rank {rank.get('local_rank') or number} on CPUs {shorten(rank['cpus'])}"
-        for number, rank in enumerate(in_order[:2])
+        for number, rank in enumerate(_in_order(ranks)[:2])
     ]
     return ", ".join(first) + (", ..." if len(ranks) > len(first) else "")
+
+
+def _in_order(ranks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    # srun prints ranks as they come.
+    return sorted(ranks, key=lambda rank: int(rank.get("local_rank") or 0))
 
 
 def shorten(cpus: Sequence[int]) -> str:
@@ -143,8 +151,8 @@ def _too_few_cpus(host: str, ranks: Sequence[Mapping[str, Any]], threads: int) -
             "binding",
             f"{host}: a rank has {counted(few, 'CPU')} for {threads} threads",
             why="the threads take turns",
-            step=f"SlurmConfig(srun_args=['--cpus-per-task={threads}']), or a smaller "
-            f"resources_per_worker={{'CPU': {few}}}",
+            step=f"resources_per_worker={{'CPU': {few}}} for as many threads, or an allocation "
+            f"with {counted(threads, 'CPU')} for each rank",
         )
     ]
 
@@ -174,15 +182,18 @@ def _crossing(
 
 
 def _far_gpus(
-    host: str, ranks: Sequence[Mapping[str, Any]], hardware: Mapping[str, Any]
+    host: str,
+    ranks: Sequence[Mapping[str, Any]],
+    hardware: Mapping[str, Any],
+    gpus_per_worker: int,
 ) -> list[Finding]:
     nodes = _numa_nodes(hardware)
     gpus = [gpu for gpu in hardware.get("gpus", []) if gpu["vendor"] == "NVIDIA"]
-    for rank in ranks:
+    for number, rank in enumerate(_in_order(ranks)):
         if rank.get("num_devices", len(gpus)) != len(gpus):
             # Inside a cgroup that hides some, the others are numbered anew.
             continue
-        for entry in rank["gpus"]:
+        for entry in _own_gpus(rank, number, len(ranks), gpus_per_worker):
             # The order of sysfs is that of the driver where CUDA_DEVICE_ORDER=PCI_BUS_ID.
             if not entry.isdigit() or int(entry) >= len(gpus):
                 continue
@@ -198,10 +209,30 @@ def _far_gpus(
                         f"{shorten(rank['cpus'])}, on {home}",
                         why=f"every copy between them crosses the link of the sockets, "
                         f"{_cost(nodes, home, near)} times as far",
-                        step="SlurmConfig(srun_args=['--gpu-bind=closest'])",
+                        # Each task then sees one GPU, the closest that no other has: a task that
+                        # sees some of a node's would be refused.
+                        step="SlurmConfig(srun_args=['--gpu-bind=single:1'])"
+                        if gpus_per_worker == 1
+                        else "SlurmConfig(srun_args=['--cpu-bind=map_ldom:...']), with the NUMA "
+                        "node of the GPUs of each local rank, where the job has whole nodes",
                     )
                 ]
     return []
+
+
+def _own_gpus(
+    rank: Mapping[str, Any], local_rank: int, local_world_size: int, gpus_per_worker: int
+) -> tuple[str, ...]:
+    """Return the GPUs that a rank would compute on; none where it sees too few."""
+    try:
+        return assign_gpus(
+            tuple(rank["gpus"]),
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            gpus_per_worker=gpus_per_worker,
+        )
+    except ConfigError:
+        return ()
 
 
 def _numa_nodes(hardware: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:

@@ -51,6 +51,7 @@ class ProbeSettings:
     tasks_per_node: tuple[int, ...] = (_NUM_RANKS,)
     """Ranks on each of the nodes that are probed."""
     cpus_per_task: int = 1
+    gpus_per_task: int = 0
     in_allocation: bool = False
     """Whether ranks start through Slurm; else on this machine."""
     container: Container | None = None

@@ -138,6 +138,7 @@ def probe_settings(submission: Submission, modules: tuple[str, ...]) -> ProbeSet
         srun_args=plan.srun_args,
         tasks_per_node=plan.placement.tasks_per_node[:_MOST_NODES],
         cpus_per_task=plan.placement.cpus_per_task,
+        gpus_per_task=plan.placement.gpus_per_task,
         in_allocation=plan.launcher in ("slurm", "allocation"),
         container=plan.container,
         container_modules=() if plan.container is None else modules,
@@ -325,5 +326,10 @@ def _check_answer(
         )
     findings += check_worlds(answer["worlds"], chosen=answer["chosen"])
     if settings.in_allocation:
-        findings += check_binding(answer["ranks"], hardware, threads=settings.cpus_per_task)
+        findings += check_binding(
+            answer["ranks"],
+            hardware,
+            threads=settings.cpus_per_task,
+            gpus_per_worker=settings.gpus_per_task,
+        )
     return findings

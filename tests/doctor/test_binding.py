@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hpctrain.cli.json_output import schema
 from hpctrain.doctor.binding import check_binding, shorten
 from hpctrain.doctor.finding import Level
 from hpctrain.doctor.machine import describe_hardware, parse_cpu_list
+from hpctrain.plan.sbatch_options import check_srun_args
 from tests.cli.test_json_output import check
 
 
@@ -63,7 +65,7 @@ def test_hardware_is_read_from_sysfs(two_sockets: dict[str, Any]):
 
 def test_a_machine_without_these_files_is_no_error(tmp_path: Path):
     assert describe_hardware(tmp_path) == {"numa_nodes": [], "cores": [], "gpus": []}
-    assert check_binding(ranks([0], [1]), {}, threads=1)[0].level is Level.OK
+    assert check_binding(ranks([0], [1]), {}, threads=1, gpus_per_worker=0)[0].level is Level.OK
 
 
 BAD: dict[str, tuple[list[dict[str, Any]], int, str, str]] = {
@@ -75,7 +77,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], int, str, str]] = {
     ),
     "two on one CPU": (ranks([0], [0]), 1, "2 ranks share 1 CPUs", "--cpu-bind=cores"),
     "half shared": (ranks([0, 1], [1, 2]), 2, "share 3 CPUs", "--cpu-bind=cores"),
-    "fewer CPUs than threads": (ranks([0], [1]), 4, "has 1 CPU for 4 threads", "cpus-per-task=4"),
+    "fewer CPUs than threads": (ranks([0], [1]), 4, "has 1 CPU for 4 threads", "{'CPU': 1}"),
     "over the sockets": (
         ranks([2, 3, 4, 5], [0, 1]),
         2,
@@ -86,7 +88,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], int, str, str]] = {
         ranks([0, 1], [4, 5], gpus=["1", "0"]),
         2,
         "GPU 1 is on NUMA node 1, and the CPUs of its rank, 0-1, on 0",
-        "--gpu-bind=closest",
+        "--gpu-bind=single:1",
     ),
 }
 
@@ -95,10 +97,11 @@ BAD: dict[str, tuple[list[dict[str, Any]], int, str, str]] = {
 def test_what_is_bound_where_it_costs_is_a_warning(
     two_sockets: dict[str, Any], told: list[dict[str, Any]], threads: int, what: str, step: str
 ):
-    findings = check_binding(told, {"n1": two_sockets}, threads=threads)
+    findings = check_binding(told, {"n1": two_sockets}, threads=threads, gpus_per_worker=1)
     assert [finding.level for finding in findings] == [Level.WARNING], findings
     assert what in findings[0].what
     assert step in findings[0].step
+    check_srun_args(re.findall(r"'(--[^']*)'", findings[0].step))
     if "NUMA" in what:
         assert "2.1 times as far" in findings[0].why
 
@@ -114,7 +117,7 @@ def test_what_is_bound_where_it_costs_is_a_warning(
     ],
 )
 def test_what_is_bound_well_is_no_warning(two_sockets: dict[str, Any], told: list[dict[str, Any]]):
-    findings = check_binding(told, {"n1": two_sockets}, threads=2)
+    findings = check_binding(told, {"n1": two_sockets}, threads=2, gpus_per_worker=1)
     assert [finding.level for finding in findings] == [Level.OK], findings
 
 
@@ -127,7 +130,7 @@ def test_the_json_has_the_cpus_of_each_rank(
 ):
     told = ranks(*masks, gpus=["MIG-0", "MIG-1", "MIG-2"])
     # srun prints ranks as they come.
-    findings = check_binding(told[::-1], {"n1": two_sockets}, threads=2)
+    findings = check_binding(told[::-1], {"n1": two_sockets}, threads=2, gpus_per_worker=1)
     assert findings[0].level is level
     answer = {"format": 1, **to_json(findings)}
     check(answer, schema("doctor"))
@@ -136,6 +139,22 @@ def test_the_json_has_the_cpus_of_each_rank(
         for n, mask in enumerate(masks)
     ]
     assert all("ranks" not in finding for finding in answer["findings"][1:])
+
+
+@pytest.mark.parametrize("visible", [("0", "1"), ("0",)])
+def test_a_rank_that_sees_gpus_of_others_is_far_from_its_own_alone(
+    two_sockets: dict[str, Any], visible: tuple[str, ...]
+):
+    told = [{**rank, "gpus": list(visible)} for rank in ranks([0, 1], [4, 5])]
+    # Of two ranks that see one GPU, one would be refused at the start.
+    near = told if len(visible) == 2 else told[:1]
+    (finding,) = check_binding(near[::-1], {"n1": two_sockets}, threads=2, gpus_per_worker=1)
+    assert finding.level is Level.OK
+    swapped = [{**rank, "cpus": [4, 5] if rank["cpus"] == [0, 1] else [0, 1]} for rank in near]
+    (finding,) = check_binding(swapped, {"n1": two_sockets}, threads=2, gpus_per_worker=1)
+    assert "GPU 0 is on NUMA node 0, and the CPUs of its rank, 4-5, on 1" in finding.what
+    (finding,) = check_binding(swapped, {"n1": two_sockets}, threads=2, gpus_per_worker=0)
+    assert finding.level is Level.OK
 
 
 def test_lists_of_cpus_are_read_and_written():
