@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shlex
 import shutil
@@ -23,7 +24,9 @@ from hpctrain.errors import LaunchError
 from hpctrain.launch.precheck import asks_of, check_asks
 from hpctrain.launch.request import Submission
 from hpctrain.log import log
+from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.visibility import EXIT_INVISIBLE
+from hpctrain.rundir.display import counted
 from hpctrain.slurm.job import cancel_jobs
 from hpctrain.slurm.probe_job import submit_probe
 from hpctrain.slurm.waiting import Verdict
@@ -35,6 +38,8 @@ _MOST_NODES = 2
 _POLL_S = 1.0
 _QUESTION_S = 10.0
 _MINUTES = 5
+# What sbatch says of a minimum of nodes of a partition or a QOS, and of a list of more nodes.
+_OF_SIZE = r"(?i)node count|number of nodes|policy"
 _FRAMEWORKS = {
     "torch": "torch",
     "lightning": "lightning",
@@ -177,38 +182,68 @@ def probe_nodes(
         settings.write(folder / "settings.json")
         answer = folder / "answer.json"
         words = ["hpctrain.doctor.probe", str(folder / "settings.json"), str(answer)]
-        directives = {
-            **submission.plan.directives,
-            "job-name": "hpctrain-doctor",
-            "nodes": str(len(settings.tasks_per_node)),
-            "time": _probe_time(submission),
-            "output": str(folder / "log"),
-        }
-        # Of all nodes of the run, beside those of each.
-        for name in ("no-kill", "gpus"):
-            directives.pop(name, None)
+        num_nodes = len(settings.tasks_per_node)
         job_id = submit_probe(
             folder,
-            directives,
+            probe_directives(submission.plan, num_nodes, output=str(folder / "log")),
             setup=submission.plan.setup,
             command=shlex.join([sys.executable, "-m", *words]),
             cwd=submission.spec.settings.cwd,
             environment=submission.plan.environment,
             scaling=submission.request.scaling_config,
         )
-        say(f"job {job_id} looks at {len(settings.tasks_per_node)} of the nodes")
+        say(f"job {job_id} looks at {num_nodes} of the nodes")
         return _await_answer(job_id, answer, folder / "log", patience_s=patience_s)
     except LaunchError as refused:
         if refused.transient:
             return remark("nodes", f"{refused} The nodes were not probed")
-        return error("job", str(refused), why="the run would be refused as well")
+        return explain_refused(str(refused), submission.plan, num_nodes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _probe_time(submission: Submission) -> str:
+def probe_directives(plan: LaunchPlan, num_nodes: int, *, output: str) -> dict[str, str | None]:
+    """Return the sbatch options of the job that looks at some nodes of a run. Not collective."""
+    directives = {
+        **plan.directives,
+        "job-name": "hpctrain-doctor",
+        "nodes": str(num_nodes),
+        "time": _probe_time(plan),
+        "output": output,
+    }
+    if (gpus := directives.get("gpus")) is not None:
+        # Those of each node stand beside the total, if there are several nodes.
+        directives.setdefault("gpus-per-node", gpus)
+    # Of all nodes of the run, and of all its time.
+    for name in ("no-kill", "gpus", "time-min"):
+        directives.pop(name, None)
+    return directives
+
+
+def explain_refused(refused: str, plan: LaunchPlan, num_nodes: int) -> Finding:
+    """Return what a refusal of the job that looks at nodes means for the run. Not collective.
+
+    Parameters
+    ----------
+    refused
+        What sbatch says.
+    plan
+        That of the run.
+    num_nodes
+        Nodes of the job.
+    """
+    if num_nodes < plan.job_nodes.fewest and re.search(_OF_SIZE, refused):
+        return remark(
+            "nodes",
+            f"a job of {counted(num_nodes, 'node')} that looks at them is refused, and the run has "
+            f"{plan.job_nodes.fewest}: {refused} The nodes were not probed",
+        )
+    return error("job", refused, why="the run would be refused as well")
+
+
+def _probe_time(plan: LaunchPlan) -> str:
     """Return the time limit of the job: minutes, and no more than that of the run."""
-    asked = submission.plan.directives.get("time") or ""
+    asked = plan.directives.get("time") or ""
     minutes = time_limit_minutes(asked) if asked[:1].isdigit() else _MINUTES
     return str(max(1, min(_MINUTES, int(minutes))))
 
