@@ -7,10 +7,11 @@ that is down, a limit of a QOS (measured with Slurm 22.05).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.doctor.finding import Finding, error, ok, remark, warning
+from hpctrain.doctor.reservation import check_reservation
 from hpctrain.slurm.cluster_output import NodeGroup
 from hpctrain.slurm.facts import ClusterFacts
 from hpctrain.slurm.limits import (
@@ -18,7 +19,7 @@ from hpctrain.slurm.limits import (
     find_exceeded,
     find_partition_limit,
     measured,
-    minutes_of,
+    with_parents,
 )
 from hpctrain.slurm.output import Job
 
@@ -63,14 +64,24 @@ class Ask:
         )
 
 
-def check_request(ask: Ask, facts: ClusterFacts) -> list[Finding]:
-    """Return what of a request fits the cluster, and what never starts. Not collective."""
+def check_request(ask: Ask, facts: ClusterFacts, *, now: float) -> list[Finding]:
+    """Return what of a request fits the cluster, and what never starts. Not collective.
+
+    Parameters
+    ----------
+    ask
+        The request.
+    facts
+        What Slurm says of what it names.
+    now
+        Seconds since the epoch.
+    """
     return [
         *_check_partition(ask, facts),
         *_check_nodes(ask, facts.groups),
         *_check_account(ask, facts),
         *_check_limits(ask, facts),
-        *_check_reservation(ask, facts.reservation),
+        *_check_reservation(ask, facts, now),
     ]
 
 
@@ -196,7 +207,7 @@ def _check_account(ask: Ask, facts: ClusterFacts) -> list[Finding]:
     if not associations:
         return [remark("account", f"accounting has no association of user {ask.user!r}")]
     names = sorted({association.account for association in associations})
-    account = (ask.account or associations[0].default_account).lower()
+    account = _account(ask, facts)
     mine = [
         association
         for association in associations
@@ -240,59 +251,25 @@ def _check_limits(ask: Ask, facts: ClusterFacts) -> list[Finding]:
     return findings or [ok("limits", f"within the limits of {names}")]
 
 
-def _check_reservation(ask: Ask, reservation: Mapping[str, str] | None) -> list[Finding]:
-    name = ask.reservation
-    if name is None:
+def _check_reservation(ask: Ask, facts: ClusterFacts, now: float) -> list[Finding]:
+    if ask.reservation is None:
         return []
-    if reservation is None:
-        return _refuse_reservation(
-            f"there is no reservation {name!r}",
-            why="sbatch refuses the job",
-            step="'scontrol show reservation' lists them",
-        )
-    users = reservation.get("Users", "(null)").split(",")
-    accounts = reservation.get("Accounts", "(null)").split(",")
-    is_mine = (
-        (users == ["(null)"] and accounts == ["(null)"])
-        or ask.user in users
-        or ask.account in accounts
+    return check_reservation(
+        ask.reservation,
+        facts.reservation,
+        user=ask.user,
+        accounts=with_parents(facts.records, _account(ask, facts)),
+        nodes=ask.nodes,
+        time=ask.time,
+        now=now,
     )
-    if not is_mine:
-        return _refuse_reservation(
-            f"reservation {name!r} is not for user {ask.user!r}",
-            why="sbatch refuses the job",
-            step="Ask who made it to add you, or leave it out",
-        )
-    state, count = reservation.get("State", ""), reservation.get("NodeCnt", "")
-    if count.isdigit() and int(count) < ask.nodes:
-        return _refuse_reservation(
-            f"reservation {name!r} has {measured(count, 'node')}, and {ask.nodes} are needed",
-            why="it never starts",
-            step="Ask for fewer workers, or leave the reservation out",
-        )
-    duration = reservation.get("Duration", "")
-    if ask.time and duration and minutes_of(ask.time) > minutes_of(duration):
-        return _refuse_reservation(
-            f"reservation {name!r} lasts {duration}, and the job asks for {ask.time}",
-            why="it never starts inside it",
-            step=f"SlurmConfig(time='{duration}') or less",
-        )
-    if state != "ACTIVE":
-        begin = reservation.get("StartTime", "")
-        return [
-            warning(
-                "reservation",
-                f"reservation {name!r} begins {begin}",
-                why="the job waits until then",
-            )
-        ]
-    return [
-        ok("reservation", f"reservation {name!r} is active, until {reservation.get('EndTime')}")
-    ]
 
 
-def _refuse_reservation(what: str, *, why: str, step: str) -> list[Finding]:
-    return [error("reservation", what, why=why, step=step)]
+def _account(ask: Ask, facts: ClusterFacts) -> str:
+    """Return the account of the job, the user's default one if it names none; empty if unknown."""
+    default = facts.associations[0].default_account if facts.associations else ""
+    # Slurm stores them so.
+    return (ask.account or default).lower()
 
 
 def _beyond(check: str, limit: Limit) -> Finding:

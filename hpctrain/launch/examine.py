@@ -178,11 +178,11 @@ def probe_nodes(
         return probe(settings)
     folder = Path(settings.storage) / f".doctor-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
+    num_nodes = len(settings.tasks_per_node)
     try:
         settings.write(folder / "settings.json")
         answer = folder / "answer.json"
         words = ["hpctrain.doctor.probe", str(folder / "settings.json"), str(answer)]
-        num_nodes = len(settings.tasks_per_node)
         job_id = submit_probe(
             folder,
             probe_directives(submission.plan, num_nodes, output=str(folder / "log")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pwd
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
         # Those of a QOS win over the association's, and which QOS is the default one, only the
         # accounting database knows.
         facts = replace(facts, limits=())
-    for finding in check_request(ask, facts):
+    for finding in check_request(ask, facts, now=time.time()):
         is_lifted = ask.qos is not None and finding.check == "partition"
         if finding.level is Level.ERROR and finding.check != "reservation" and not is_lifted:
             log(
@@ -61,7 +62,7 @@ def warn_of_limits(request: Request, plan: LaunchPlan) -> None:
 
 def check_asks(asks: Sequence[Ask]) -> list[Finding]:
     """Return what is wrong with a request in the partition where it fits best. Not collective."""
-    found = [check_request(ask, query_all(ask)) for ask in asks]
+    found = [check_request(ask, query_all(ask), now=time.time()) for ask in asks]
     return next((findings for findings in found if not has_error(findings)), found[0])
 
 

@@ -80,14 +80,26 @@ def records_of(
     own = [r for r in every if r.kind != "QOS" and (r.name, r.user) == (account, user) and r.user]
     own = [r for r in own if r.partition == partition] or [r for r in own if not r.partition]
     chosen += own[:1]
-    seen: set[str] = set()
-    while account and account not in seen:
-        seen.add(account)
-        of_account = [r for r in every if r.kind != "QOS" and not r.user and r.name == account]
-        chosen += of_account[:1]
-        parent = of_account[0].fields.get("ParentAccount", "") if of_account else ""
-        account = parent.partition("(")[0]
-    return chosen
+    of_accounts = {r.name: r for r in reversed(every) if r.kind != "QOS" and not r.user}
+    names = with_parents(every, account or "")
+    return chosen + [of_accounts[name] for name in names if name in of_accounts]
+
+
+def with_parents(records: Iterable[LimitRecord], account: str) -> list[str]:
+    """Return an account, its parent, and so on, as far as known; empty without an account.
+
+    Not collective.
+    """
+    parents = {
+        record.name: record.fields.get("ParentAccount", "").partition("(")[0]
+        for record in records
+        if record.kind != "QOS" and not record.user
+    }
+    found: list[str] = []
+    while account and account not in found:
+        found.append(account)
+        account = parents.get(account, "")
+    return found
 
 
 def find_limit(job: Job, records: Sequence[LimitRecord]) -> Limit | None:

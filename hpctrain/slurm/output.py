@@ -125,7 +125,7 @@ def parse_job(output: str) -> Job | None:
         may_requeue=fields.get("Requeue") == "1",
         is_batch=fields.get("BatchFlag") == "1",
         is_preempted=fields.get("PreemptTime", "None") not in ("None", ""),
-        end_time=_epoch(fields.get("EndTime", "")),
+        end_time=parse_time(fields.get("EndTime", "")),
         is_unlimited=fields.get("TimeLimit") == "UNLIMITED",
         gpus=_job_gpus(output),
         user=_user(output),
@@ -138,8 +138,8 @@ def parse_job(output: str) -> Job | None:
         # One field until Slurm 22.05, two from 23.02.
         tres=parse_tres(fields.get("ReqTRES", fields.get("TRES", ""))),
         dependency=_given(fields.get("Dependency", "")),
-        start_time=_epoch(fields.get("StartTime", "")),
-        submit_time=_epoch(fields.get("SubmitTime", "")),
+        start_time=parse_time(fields.get("StartTime", "")),
+        submit_time=parse_time(fields.get("SubmitTime", "")),
         script=_path(output, "Command", "SubmitLine|WorkDir"),
         log=_path(output, "StdOut", "Power|TresPerNode|TresPerTask|MailUser|$").replace(
             "/dev/null", ""
@@ -384,7 +384,8 @@ def _job_gpus(output: str) -> dict[str, int]:
     return gpus if any(gpus.values()) else {}
 
 
-def _epoch(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
+    """Return a time in seconds since the epoch; None if it is not known. Not collective."""
     if text.isdigit():
         # 0 is a time that is not known; SLURM_TIME_FORMAT=%s.
         return float(text) or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from hpctrain.doctor.request import Ask, check_request
 from hpctrain.slurm.cluster_output import Association, LimitRecord, NodeGroup
 from hpctrain.slurm.facts import ClusterFacts
 
+# Noon of the day of the reservation below.
+NOW = time.mktime((2030, 1, 1, 12, 0, 0, 0, 0, -1))
 ASK = Ask(
     user="me",
     partition="gpu",
@@ -58,7 +61,7 @@ FACTS = ClusterFacts(
 
 
 def check(ask: dict[str, Any] | None = None, facts: dict[str, Any] | None = None) -> list[Finding]:
-    return check_request(replace(ASK, **(ask or {})), replace(FACTS, **(facts or {})))
+    return check_request(replace(ASK, **(ask or {})), replace(FACTS, **(facts or {})), now=NOW)
 
 
 def test_a_request_that_fits_has_nothing_but_good_findings():
@@ -166,6 +169,11 @@ def test_what_waits_is_a_warning(ask: dict[str, Any], facts: dict[str, Any], wha
     assert [f.level for f in findings if what in f.what] == [Level.WARNING], findings
 
 
+ACCOUNTS = [
+    LimitRecord(kind="association", name="physics", fields={"ParentAccount": "science(2)"}),
+    LimitRecord(kind="association", name="science", fields={"ParentAccount": "root(1)"}),
+    LimitRecord(kind="association", name="physics", user="me", fields={"ParentAccount": ""}),
+]
 RESERVATION = {
     "ReservationName": "day",
     "StartTime": "2030-01-01T00:00:00",
@@ -187,18 +195,32 @@ RESERVATION = {
         ({"Users": "(null)", "Accounts": "physics"}, {}, Level.OK, "is active"),
         ({"NodeCnt": "3"}, {}, Level.ERROR, "has 3 nodes, and 4 are needed"),
         ({"Duration": "00:30:00"}, {}, Level.ERROR, "lasts 00:30:00"),
+        ({"Users": "(null)", "Accounts": "physics"}, {"account": None}, Level.OK, "is active"),
+        ({"Users": "(null)", "Accounts": "physics"}, {"account": "Physics"}, Level.OK, "active"),
+        ({"Users": "(null)", "Accounts": "science"}, {}, Level.OK, "is active"),
+        ({"Users": "(null)", "Accounts": "-physics"}, {}, Level.ERROR, "for account 'physics'"),
+        ({"Users": "-bob"}, {}, Level.OK, "is active"),
+        ({"Users": "-bob,-me"}, {}, Level.ERROR, "is not for user 'me'"),
+        ({"Users": "me", "Accounts": "biology"}, {}, Level.ERROR, "not for account 'physics'"),
+        ({"Users": "you", "Accounts": "physics"}, {}, Level.ERROR, "is not for user 'me'"),
+        ({"Users": "(null)", "Groups": "lab"}, {}, Level.NOTE, "is for lab; whether 'me' is in"),
+        ({}, {"time": "13:00:00"}, Level.ERROR, "in 720 minutes, and the job asks for 13:"),
+        ({"State": "INACTIVE"}, {"time": "13:00:00"}, Level.WARNING, "begins 2030-01-01"),
+        ({"Flags": "SPEC_NODES,DAILY"}, {"time": "13:00:00"}, Level.OK, "is active"),
+        ({"Flags": "FLEX"}, {"time": "2-00:00:00"}, Level.OK, "is active"),
     ],
 )
 def test_a_reservation_is_compared_with_the_request(
     changes: dict[str, str], ask: dict[str, Any], level: Level, what: str
 ):
     record = {**RESERVATION, **changes}
-    finding = check({**ask, "reservation": "day"}, {"reservation": record})[-1]
+    facts = {"reservation": record, "records": ACCOUNTS}
+    finding = check({**ask, "reservation": "day"}, facts)[-1]
     assert (finding.level, what in finding.what) == (level, True), finding
 
 
 def test_what_slurm_does_not_say_is_not_checked_and_no_error():
-    findings = check_request(ASK, ClusterFacts())
+    findings = check_request(ASK, ClusterFacts(), now=NOW)
     assert {finding.level for finding in findings} == {Level.NOTE}
 
 
