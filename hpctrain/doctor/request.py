@@ -214,20 +214,26 @@ def _check_account(ask: Ask, facts: ClusterFacts) -> list[Finding]:
         if association.account == account and association.partition in ("", ask.partition)
     ]
     if not mine:
+        what = f"account {account!r} is none of user {ask.user!r} in partition {ask.partition!r}"
+        if facts.enforced is not None and "associations" not in facts.enforced:
+            return [remark("account", f"{what}, which Slurm does not look at here")]
         return [
             error(
                 "account",
-                f"account {account!r} is none of user {ask.user!r} in partition {ask.partition!r}",
+                what,
                 why="sbatch refuses the job",
                 step=f"SlurmConfig(account=...): one of {', '.join(names)}",
             )
         ]
     allowed = sorted({qos for association in mine for qos in association.qos})
     if ask.qos is not None and not _is_in(ask.qos, allowed):
+        what = f"QOS {ask.qos!r} is none of account {account!r}"
+        if facts.enforced is not None and "qos" not in facts.enforced:
+            return [remark("QOS", f"{what}, which Slurm does not look at here")]
         return [
             error(
                 "QOS",
-                f"QOS {ask.qos!r} is none of account {account!r}",
+                what,
                 why="sbatch refuses the job",
                 step=f"SlurmConfig(qos=...): one of {', '.join(allowed) or 'none'}",
             )

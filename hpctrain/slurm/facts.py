@@ -32,6 +32,9 @@ class ClusterFacts:
 
     cluster: str = ""
     """Its name."""
+    enforced: frozenset[str] | None = None
+    """What of accounting Slurm looks at, as ``associations`` and ``qos``; None if it does not
+    say."""
     partition: dict[str, str] = field(default_factory=dict)
     """Fields of the partition."""
     groups: Sequence[NodeGroup] = ()
@@ -139,8 +142,13 @@ def query_limits(
     records = parse_limits(_ask(argv, timeout_s=timeout_s), user=user)
     config = _ask(["scontrol", "show", "config"], timeout_s=timeout_s)
     cluster = parse_config(config).get("ClusterName", "")
-    facts = ClusterFacts(cluster=cluster, partition=fields, records=records)
-    enforced = parse_enforced(config)
+    enforced = frozenset(parse_enforced(config))
+    facts = ClusterFacts(
+        cluster=cluster,
+        enforced=enforced if config else None,
+        partition=fields,
+        records=records,
+    )
     if "limits" not in enforced and "safe" not in enforced:
         # The site keeps them, and Slurm does not look at them.
         return facts

@@ -219,6 +219,24 @@ def test_a_reservation_is_compared_with_the_request(
     assert (finding.level, what in finding.what) == (level, True), finding
 
 
+@pytest.mark.parametrize(
+    ("ask", "enforced", "level"),
+    [
+        ({"account": "biology"}, None, Level.ERROR),
+        ({"account": "biology"}, {"associations"}, Level.ERROR),
+        ({"account": "biology"}, {"none"}, Level.NOTE),
+        ({"qos": "short"}, {"associations", "qos"}, Level.ERROR),
+        ({"qos": "short"}, {"associations"}, Level.NOTE),
+    ],
+)
+def test_an_account_that_slurm_does_not_look_at_is_no_error(
+    ask: dict[str, Any], enforced: set[str] | None, level: Level
+):
+    facts = {"enforced": None if enforced is None else frozenset(enforced)}
+    (finding,) = (f for f in check(ask, facts) if f.check in ("account", "QOS"))
+    assert finding.level is level
+
+
 def test_what_slurm_does_not_say_is_not_checked_and_no_error():
     findings = check_request(ASK, ClusterFacts(), now=NOW)
     assert {finding.level for finding in findings} == {Level.NOTE}

@@ -66,6 +66,7 @@ def test_the_qos_of_the_database_has_what_the_controller_says_is_used(
     ]
     assert found.limits[0].limit("MaxJobsPU") == ("4", "2")
     assert found.qos_flags == {"PartitionTimeLimit"}
+    assert found.enforced == {"associations", "limits", "qos"}
 
 
 def test_accounts_of_another_cluster_of_the_database_do_not_count(
