@@ -36,7 +36,9 @@ def history(
     from hpctrain.rundir.status import explain_gap
 
     paths = find_run(run, storage)
-    events, status = read_events(paths), _read_status(paths)
+    # What the status says has happened is in a ledger that is read later.
+    status = _read_status(paths)
+    events = read_events(paths)
     if status is not None and (gap := explain_gap(events, status)):
         say(f"warning: {paths.ledger} is damaged: {gap}.")
     if json:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hpctrain.errors import HpctrainError
@@ -32,6 +34,7 @@ T = TypeVar("T")
 
 # A run at work writes its status every few seconds; other hosts see it later.
 _SILENCE_S = 60.0
+_MOST_READS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +115,29 @@ def read_facts(paths: RunPaths) -> RunFacts:
 
     It reads whatever can be read, and never raises because of what a file holds.
     """
+    for _ in range(_MOST_READS - 1):
+        marks = _mark(paths.status), _mark(paths.ledger)
+        facts = _read_facts(paths)
+        # Where the run has gone on meanwhile, files contradict each other that are whole.
+        if not facts.damage or marks == (_mark(paths.status), _mark(paths.ledger)):
+            return facts
+    return _read_facts(paths)
+
+
+def _mark(path: Path) -> object:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read_facts(paths: RunPaths) -> RunFacts:
     reader = _Reader()
+    # First: what it says has happened is in the other files by then.
+    status = reader.read(lambda: read_status(paths))
     ledger = reader.lines(paths, "ledger", is_event)
     lines = reader.lines(paths, "metrics", is_report)
-    status = reader.read(lambda: read_status(paths))
     plan = reader.read(lambda: read_plan(paths)) or {}
     entries = reader.read(CheckpointStore(paths.checkpoints).entries) or []
     manifests = [entry.manifest for entry in entries if entry.manifest is not None]

@@ -16,7 +16,7 @@ from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import scan_lines
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, fold, is_event, no_sweep
 from hpctrain.tune.place import find_state
-from hpctrain.tune.report_table import find_cut, read_trial_reports
+from hpctrain.tune.report_table import read_trial_reports
 from hpctrain.tune.trial import Trial
 
 
@@ -136,9 +136,8 @@ def read_sweep_facts(paths: SweepPaths) -> SweepFacts:
     shown, spans, trials = metric or None, read_spans(lines.values), []
     for name, trial in record.trials.items():
         run = RunPaths(paths.run(name))
-        found, damaged = read_trial_reports(run)
+        found, damaged = read_trial_reports(run, trial)
         damage += damaged
-        damage += find_cut(run, trial, found[-1]["report"] if found else 0)
         until = max([until, *(report["time"] for report in found[-1:])])
         shown = shown or _first_number(found)
         # Of all its reports the metric alone is kept.

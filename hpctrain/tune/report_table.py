@@ -15,7 +15,7 @@ from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.metrics import add_validated, explain_cut, is_report, latest_reports
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import scan_lines
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.tune.columns import Column, Kind, convert, name_columns
 from hpctrain.tune.plain import readable
 from hpctrain.tune.trial import Trial
@@ -68,7 +68,7 @@ class ReportTable:
 
     def _add(self, batch: Mapping[str, list[Any]], at: TableTrial, last: int) -> int:
         of_metrics, of_config = self.names
-        found, _ = read_trial_reports(RunPaths(at.run))
+        found, _ = read_trial_reports(RunPaths(at.run), at.trial)
         # A trial that has none is in the table, too.
         reports = [report for report in found if report["report"] <= last] or [_NO_REPORT]
         fixed = {"trial_id": at.trial.trial_id, "state": at.trial.state.value}
@@ -109,9 +109,9 @@ def make_table(trials: Sequence[TableTrial]) -> ReportTable:
     lasts = []
     for at in trials:
         paths = RunPaths(at.run)
-        reports, damage = read_trial_reports(paths)
+        reports, damage = read_trial_reports(paths, at.trial)
         lasts.append(reports[-1]["report"] if reports else 0)
-        for what in [*damage, *find_cut(paths, at.trial, lasts[-1])]:
+        for what in damage:
             log(f"warning: {at.trial.trial_id}: {what}")
         for report in reports:
             _see(metrics, flatten(report["metrics"]))
@@ -142,13 +142,20 @@ def _flat_config(trial: Trial) -> Iterator[tuple[str, Any]]:
     return flatten(json.loads(json.dumps(readable(trial.config))))
 
 
-def read_trial_reports(paths: RunPaths) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the reports of a trial that count, and what cannot be read, each as a sentence.
+def read_trial_reports(paths: RunPaths, trial: Trial) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the reports of a trial that count, and what is lost of them, each as a sentence.
 
     Not collective. Metrics of validations are among those of their reports.
     """
     found: list[list[dict[str, Any]]] = []
     damage: list[str] = []
+    status: RunStatus | None = None
+    try:
+        # First: a trial that goes on meanwhile has more reports than it says.
+        status = read_status(paths)
+    except (HpctrainError, OSError) as error:
+        damage.append(str(error))
+    has_no_status = status is None and not damage
     for path, is_valid in ((paths.metrics, is_report), (paths.ledger, is_event)):
         try:
             lines = scan_lines(path, is_valid)
@@ -160,27 +167,14 @@ def read_trial_reports(paths: RunPaths) -> tuple[list[dict[str, Any]], list[str]
         found.append(lines.values)
     reports = latest_reports(found[0])
     add_validated(reports, found[1])
+    last = reports[-1]["report"] if reports else 0
+    if status is not None and (cut := explain_cut(status, last=last)):
+        damage.append(f"{paths.metrics} is damaged: {cut}.")
+    elif has_no_status and trial.reports and not last:
+        damage.append(
+            f"{paths.root} has no reports any more, and the sweep has seen {trial.reports}."
+        )
     return reports, damage
-
-
-def find_cut(paths: RunPaths, trial: Trial, last: int) -> Iterator[str]:
-    """Yield which reports of a trial are lost, as a sentence. Not collective.
-
-    Parameters
-    ----------
-    last
-        Number of the last report that was read; 0 if there is none.
-    """
-    try:
-        status = read_status(paths)
-    except (HpctrainError, OSError) as error:
-        yield str(error)
-        return
-    if status is not None:
-        if cut := explain_cut(status, last=last):
-            yield f"{paths.metrics} is damaged: {cut}."
-    elif trial.reports and not last:
-        yield f"{paths.root} has no reports any more, and the sweep has seen {trial.reports}."
 
 
 _NO_REPORT: dict[str, Any] = {"report": 0, "time": None, "attempt": None, "metrics": {}}

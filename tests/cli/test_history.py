@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain.cli.history import render_history, to_json
+from hpctrain.cli.history import history, render_history, to_json
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
-from hpctrain.rundir.status import RunStatus
+from hpctrain.rundir.status import RunStatus, write_status
 
 BEGAN = 1_700_000_000.0
 NODES = [f"node{n}" for n in range(1, 501)]
@@ -190,3 +190,28 @@ def test_an_attempt_without_an_end_says_what_is_known_of_it(utc: None) -> None:
     )
     assert last(second, state=RunState.FAILED).startswith("unknown: its executor was killed")
     assert last(second, ended(3, 90150, "rank 1 failed", 20, "000020")) == "rank 1 failed"
+
+
+def test_a_run_that_starts_again_while_it_is_read_has_no_damaged_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = RunPaths(tmp_path / "r")
+    paths.root.mkdir()
+    write_status(paths, STATUS.with_changes(attempt=2))
+    for event in EVENTS[:-1]:
+        append_event(paths, event)
+
+    def read(paths: RunPaths) -> Any:
+        events = read_events(paths)
+        append_event(paths, EVENTS[-1])
+        write_status(paths, STATUS)
+        return events
+
+    monkeypatch.setattr("hpctrain.rundir.ledger.read_events", read)
+    history(paths.root)
+    assert "damaged" not in capsys.readouterr().err
+
+
+def append_event(paths: RunPaths, event: Any) -> None:
+    with open(paths.ledger, "a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")

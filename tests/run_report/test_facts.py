@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from hpctrain.run_report import facts
 from hpctrain.run_report.facts import RunFacts, read_facts
 from hpctrain.run_report.page import render_page
 from hpctrain.run_report.report_json import run_to_json
 from hpctrain.run_report.time_use import Use
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import scan_lines
 
 
 @pytest.fixture
@@ -71,6 +73,62 @@ def test_a_run_that_still_runs_ends_now(copy: RunPaths, restarted: RunPaths) -> 
     assert run.until == status["updated_at"]
     assert (run.attempts[-1].ended_at, run.attempts[-1].nodes) == (None, tuple(status["nodes"]))
     assert_shown(run)
+
+
+def begin_again(paths: RunPaths) -> Callable[[], None]:
+    """Take a run back to the middle of its first attempt, and return how it goes on to its end."""
+    files = (paths.ledger, paths.metrics, paths.status)
+    ended = {path: path.read_bytes() for path in files}
+    status = json.loads(ended[paths.status])
+    lines = paths.metrics.read_text().splitlines(keepends=True)
+    paths.metrics.write_text("".join(lines[:3]))
+    events = paths.ledger.read_text().splitlines(keepends=True)
+    started = min(n for n, line in enumerate(events) if '"attempt-started"' in line)
+    paths.ledger.write_text("".join(events[: started + 1]))
+    status |= {"state": "running", "ended_at": None, "path": str(paths.root)}
+    status |= {"inode": paths.root.stat().st_ino, "device": paths.root.stat().st_dev}
+    paths.status.write_text(json.dumps({**status, "attempt": 1, "reports": 3}))
+
+    def go_on() -> None:
+        for path, content in ended.items():
+            path.write_bytes(content)
+
+    return go_on
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_damaged(
+    copy: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = begin_again(copy)
+
+    def scan(path: Path, is_valid: Callable[[Any], bool]) -> Any:
+        lines = scan_lines(path, is_valid)
+        if path == copy.metrics:
+            go_on()
+        return lines
+
+    monkeypatch.setattr(facts, "scan_lines", scan)
+    assert read_facts(copy).damage == ()
+
+
+def test_one_whose_status_is_ahead_for_a_moment_is_read_again(
+    copy: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = begin_again(copy)
+    status = json.loads(copy.status.read_text())
+    copy.status.write_text(json.dumps({**status, "attempt": 2}))
+    looks: list[Path] = []
+
+    def scan(path: Path, is_valid: Callable[[Any], bool]) -> Any:
+        lines = scan_lines(path, is_valid)
+        looks.append(path)
+        if len(looks) == 2:
+            go_on()
+        return lines
+
+    monkeypatch.setattr(facts, "scan_lines", scan)
+    run = read_facts(copy)
+    assert (run.damage, run.state, len(looks)) == ((), "finished", 4)
 
 
 def cut_ledger(paths: RunPaths) -> None:

@@ -15,12 +15,13 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.rundir.reading import scan_lines
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus, write_status
 from hpctrain.tune.columns import Column, Kind, convert, name_columns
 from hpctrain.tune.export import export_reports
 from hpctrain.tune.ledger import SweepPaths
-from hpctrain.tune.report_table import TableTrial, make_table
+from hpctrain.tune.report_table import TableTrial, make_table, read_trial_reports
 from hpctrain.tune.result_grid import make_grid
 from hpctrain.tune.trial import Trial, TrialState
 
@@ -246,6 +247,26 @@ def test_what_is_damaged_or_gone_is_said_and_the_rest_is_written(
         lines = [line for line in said.splitlines() if f"trial_0000{trial}: " in line]
         assert any(what in line for line in lines), (trial, what, said)
     assert "trial_00000" not in said
+
+
+def test_a_trial_that_ends_while_it_is_read_has_lost_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make({"m": 1}, {"m": 2}, state=RunState.RUNNING, reports=1)
+    paths = RunPaths(made.run)
+
+    def scan(path: Path, is_valid: Callable[[Any], bool]) -> Any:
+        lines = scan_lines(path, is_valid)
+        if path == paths.metrics:
+            write_reports(paths, [{"m": 3}], first=3)
+            write_status(
+                paths,
+                RunStatus(name="t", state=RunState.FINISHED, launcher="local", reports=3),
+            )
+        return lines
+
+    monkeypatch.setattr("hpctrain.tune.report_table.scan_lines", scan)
+    assert read_trial_reports(paths, made.trial)[1] == []
 
 
 def test_what_a_trial_reports_meanwhile_is_left_out(
