@@ -15,6 +15,7 @@ from hpctrain.doctor.finding import Finding, Level, has_error
 from hpctrain.doctor.request import Ask, check_request
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.log import log
+from hpctrain.plan.sbatch import memory_of_node
 from hpctrain.slurm.facts import ClusterFacts, query_facts, query_limits
 from hpctrain.slurm.limits import has_limits
 from hpctrain.slurm.probe import default_partition
@@ -101,6 +102,7 @@ def asks_of(request: Request, plan: LaunchPlan) -> list[Ask]:
     placement = plan.placement
     names = (directives.get("partition") or default_partition()).split(",")
     asked = directives.get("time")
+    cpus = placement.cpus_per_task * placement.max_tasks_per_node
     ask = Ask(
         user=user,
         partition=names[0],
@@ -110,8 +112,8 @@ def asks_of(request: Request, plan: LaunchPlan) -> list[Ask]:
         constraint=directives.get("constraint"),
         time=_clock(asked) if asked else "",
         nodes=plan.job_nodes.fewest,
-        cpus_per_node=placement.cpus_per_task * placement.max_tasks_per_node,
-        mem_mib_per_node=placement.mem_mib_per_node,
+        cpus_per_node=cpus,
+        mem_mib_per_node=memory_of_node(directives, placement, job_cpus=cpus),
         gpus_per_node=placement.gpus_per_node,
         gpu_type=request.scaling_config.accelerator_type,
     )

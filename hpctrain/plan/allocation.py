@@ -34,8 +34,8 @@ def place_in_allocation(
     """Return the placement of all workers in an allocation, and how many each node can hold.
 
     Not collective. A node holds as many workers as it has tasks. If that does not suffice, or the
-    number of tasks is unknown, it holds as many as its CPUs and GPUs allow. Nodes are named unless
-    all of them get the same number of workers.
+    number of tasks is unknown, it holds as many as its CPUs, GPUs and memory allow. Nodes are named
+    unless all of them get the same number of workers.
 
     Parameters
     ----------
@@ -84,12 +84,14 @@ def place_in_allocation(
 
 
 def _room(scaling: ScalingConfig, node: AllocatedNode) -> int:
-    """Return for how many workers a node has CPUs and GPUs, as far as known."""
+    """Return for how many workers a node has CPUs, GPUs and memory, as far as known."""
     limits = [scaling.max_workers]
     if node.cpus is not None:
         limits.append(node.cpus // scaling.num_cpus_per_worker)
     if node.gpus is not None and scaling.num_gpus_per_worker:
         limits.append(node.gpus // scaling.num_gpus_per_worker)
+    if node.mem_mib is not None and scaling.mem_bytes_per_worker:
+        limits.append(node.mem_mib * 2**20 // scaling.mem_bytes_per_worker)
     return min(limits)
 
 
@@ -102,7 +104,7 @@ def _usable(
 ) -> list[int]:
     """Return `slots` without spare nodes, limited to the number that the request allows."""
     largest_first = sorted(range(len(slots)), key=lambda node: -slots[node])
-    kept = largest_first[: max(len(slots) - scaling.slurm.spare_nodes, 0)][:num_nodes]
+    kept = set(largest_first[: max(len(slots) - scaling.slurm.spare_nodes, 0)][:num_nodes])
     return [
         0 if node not in kept else room if most is None else min(room, most)
         for node, room in enumerate(slots)
@@ -153,6 +155,8 @@ def _check(
     needs = f"{scaling.num_cpus_per_worker} CPU"
     if scaling.num_gpus_per_worker:
         needs += f" and {scaling.num_gpus_per_worker} GPU"
+    if scaling.mem_bytes_per_worker:
+        needs += f" and {-(-scaling.mem_bytes_per_worker // 2**20)} MiB of memory"
     strategy = scaling.placement_strategy
     asked = "" if strategy == "PACK" else f" and placement_strategy={strategy!r}"
     fitting = f"Use num_workers={sum(usable)} or less" if any(usable) else "Request less per worker"

@@ -21,6 +21,7 @@ class NodeShape:
 
     cpus: int | None = None
     gpus: int | None = None
+    mem_mib: int | None = None
     cpus_per_gpu: int | None = None
     """CPUs that belong to a GPU; a worker with GPUs and without a number of CPUs gets these, as far
     as available."""
@@ -285,28 +286,36 @@ def _tasks_that_fit(scaling: ScalingConfig, node: NodeShape) -> int | None:
         return None
     if not limits:
         return None
+    if scaling.mem_bytes_per_worker and node.mem_mib is not None:
+        memory = node.mem_mib * 2**20
+        limits.append((memory // scaling.mem_bytes_per_worker, "memory", memory))
     tasks, kind, available = min(limits)
     if tasks == 0:
-        asked = scaling.num_cpus_per_worker if kind == "CPU" else scaling.num_gpus_per_worker
+        asked = {
+            "CPU": scaling.num_cpus_per_worker,
+            "GPU": scaling.num_gpus_per_worker,
+            "memory": scaling.mem_bytes_per_worker,
+        }
         raise ConfigError(
-            f"resources_per_worker {kind}={asked}, but a node has {available}. A worker runs on "
-            f"one node: request less, or choose another partition or node type."
+            f"resources_per_worker {kind}={asked[kind]}, but a node has {available}. A worker runs "
+            f"on one node: request less, or choose another partition or node type."
         )
     return tasks
 
 
 def _check_fit(scaling: ScalingConfig, placement: Placement, node: NodeShape) -> None:
     needs = (
-        ("CPU", placement.cpus_per_task * placement.max_tasks_per_node, node.cpus),
-        ("GPU", placement.gpus_per_node, node.gpus),
+        ("CPU", "CPUs", placement.cpus_per_task * placement.max_tasks_per_node, node.cpus),
+        ("GPU", "GPUs", placement.gpus_per_node, node.gpus),
+        ("memory", "MiB of memory", placement.mem_mib_per_node, node.mem_mib),
     )
-    for kind, needed, available in needs:
-        if available is not None and needed > available:
+    for kind, unit, needed, available in needs:
+        if available is not None and needed is not None and needed > available:
             if scaling.placement_strategy == "STRICT_PACK":
                 way_out = "Use placement_strategy='PACK'"
             else:
                 way_out = "Use more nodes"
             raise ConfigError(
-                f"{placement.max_tasks_per_node} workers a node need {needed} {kind}s, but a node "
+                f"{placement.max_tasks_per_node} workers a node need {needed} {unit}, but a node "
                 f"has {available}. {way_out}, or less {kind} per worker."
             )

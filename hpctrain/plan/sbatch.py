@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -139,17 +140,45 @@ def _gpu_directives(scaling: ScalingConfig, placement: Placement, site: Site) ->
     return directives
 
 
+def memory_of_node(
+    directives: Mapping[str, str | None], placement: Placement, *, job_cpus: int
+) -> int | None:
+    """Return how many MiB of a node a job asks for; None for the default, or all of it.
+
+    Not collective.
+
+    Parameters
+    ----------
+    directives
+        Options of sbatch, without dashes.
+    placement
+        How its workers lie on the nodes.
+    job_cpus
+        CPUs of the job on each node.
+    """
+    number_of = {"mem": 1, "mem-per-cpu": job_cpus, "mem-per-gpu": placement.gpus_per_node}
+    for name, number in number_of.items():
+        if (mib := _mib(directives.get(name) or "")) is not None:
+            return math.ceil(mib * number) or None
+    return placement.mem_mib_per_node
+
+
+def _mib(text: str) -> float | None:
+    """Return an amount of memory as sbatch reads it, in MiB; None for what it does not read."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text, re.IGNORECASE)
+    return None if match is None else int(match[1]) * _MEMORY_UNITS[match[2].upper() or "M"]
+
+
 def _memory_directive(slurm: SlurmConfig, placement: Placement) -> str | None:
     needed_mib = placement.mem_mib_per_node
     if slurm.mem is None:
         return None if needed_mib is None else f"{needed_mib}M"
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", slurm.mem, re.IGNORECASE)
-    if match is None:
+    given_mib = _mib(slurm.mem)
+    if given_mib is None:
         raise ConfigError(
             f"SlurmConfig(mem={slurm.mem!r}): Slurm reads a whole number and K, M, G or T, such as "
             f"'120G'; '0' is all of a node's."
         )
-    given_mib = int(match[1]) * _MEMORY_UNITS[match[2].upper() or "M"]
     if needed_mib is not None and 0 < given_mib < needed_mib:
         raise ConfigError(
             f"SlurmConfig(mem={slurm.mem!r}) is the memory of a node, but its "

@@ -71,6 +71,7 @@ def known_shape(site: Site, seen: NodeShape) -> NodeShape:
     return NodeShape(
         cpus=seen.cpus if site.cpus_per_node is None else site.cpus_per_node,
         gpus=seen.gpus if site.gpus_per_node is None else site.gpus_per_node,
+        mem_mib=seen.mem_mib,
         cpus_per_gpu=site.cpus_per_gpu,
     )
 

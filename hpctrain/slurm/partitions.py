@@ -51,7 +51,12 @@ class Partition:
         return NodeShape(
             cpus=min(equal.shape.cpus or 0 for equal in self.nodes),
             gpus=min(equal.shape.gpus or 0 for equal in self.nodes),
+            mem_mib=min(self._memory, default=None),
         )
+
+    @property
+    def _memory(self) -> list[int]:
+        return [equal.shape.mem_mib for equal in self.nodes if equal.shape.mem_mib is not None]
 
     def of_larger_nodes(self, scaling: ScalingConfig, site: Site) -> Iterator[Partition]:
         """Yield the partition with the nodes that hold a worker, then without the smallest of them.
@@ -67,13 +72,19 @@ class Partition:
             The site profile, whose shape of a node wins over Slurm's.
         """
         cpus, gpus = scaling.num_cpus_per_worker, scaling.num_gpus_per_worker
+        memory = scaling.mem_bytes_per_worker or 0
 
-        def size(equal: EqualNodes) -> tuple[int, int]:
+        def size(equal: EqualNodes) -> tuple[int, int, float]:
             shape = known_shape(site, equal.shape)
-            return ((shape.gpus or 0) if gpus else 0, shape.cpus or 0)
+            has_memory = memory > 0 and shape.mem_mib is not None
+            return (
+                (shape.gpus or 0) if gpus else 0,
+                shape.cpus or 0,
+                (shape.mem_mib or 0) * 2**20 if has_memory else math.inf,
+            )
 
         sizes = sorted({size(equal) for equal in self.nodes})
-        holding = [(g, c) for g, c in sizes if g >= gpus and c >= cpus]
+        holding = [(g, c, m) for g, c, m in sizes if g >= gpus and c >= cpus and m >= memory]
         used = holding or sizes[-1:]
         for number in range(len(used)):
             nodes = (equal for equal in self.nodes if size(equal) in used[number:])
@@ -81,7 +92,7 @@ class Partition:
 
 
 def parse_partitions(output: str, name: str | None) -> Partition:
-    """Return a partition from ``sinfo --noheader --exact --format=%P|%a|%l|%D|%c|%G``.
+    """Return a partition from ``sinfo --noheader --exact --format=%P|%a|%l|%D|%c|%G|%m``.
 
     Not collective.
 
@@ -98,7 +109,7 @@ def parse_partitions(output: str, name: str | None) -> Partition:
     ConfigError
         If there is no such partition.
     """
-    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 5]
+    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 6]
     names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
     wanted = name or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
     if wanted is None:
@@ -136,11 +147,20 @@ def _partition(name: str, rows: Sequence[Sequence[str]], names: tuple[str, ...])
                 partition=name,
                 count=int(row[3]),
                 # "64+": some of them have more.
-                shape=NodeShape(cpus=int(row[4].rstrip("+")), gpus=count_gpus(row[5])),
+                shape=NodeShape(
+                    cpus=int(row[4].rstrip("+")),
+                    gpus=count_gpus(row[5]),
+                    mem_mib=_real_memory(int(row[6].rstrip("+"))),
+                ),
             )
             for row in mine
         ),
     )
+
+
+def _real_memory(mib: int) -> int | None:
+    # A node has 1 MiB where slurm.conf does not say how much.
+    return mib if mib > 1 else None
 
 
 def _minutes(max_time: str) -> float:

@@ -71,8 +71,8 @@ def query_partition(
         If there is no such partition.
     """
     # Hidden partitions take jobs too; nodes that differ are not to be added up.
-    argv = ["sinfo", "--local", "--all", "--exact", "--noheader", "--format=%P|%a|%l|%D|%c|%G"]
-    asked = Asked(argv)
+    columns = "--format=%P|%a|%l|%D|%c|%G|%m"
+    asked = Asked(["sinfo", "--local", "--all", "--exact", "--noheader", columns])
     try:
         meanwhile()
     except BaseException:

@@ -118,3 +118,21 @@ def test_a_request_is_refused_only_where_all_its_partitions_refuse_it(
     assert "error" not in {finding.level.value for finding in check_asks(asks)}
     states["gpu"] = "INACTIVE"
     assert "partition 'down' is DOWN" in check_asks(asks)[0].what
+
+
+@pytest.mark.parametrize(
+    ("directives", "mem_mib"),
+    [
+        ({}, None),
+        ({"mem": "4T"}, 4 * 2**20),
+        ({"mem": "1500"}, 1500),
+        ({"mem": "0"}, None),
+        ({"mem-per-cpu": "2g"}, 4096),
+        ({"mem-per-gpu": "60G"}, None),
+    ],
+)
+def test_the_memory_that_is_checked_is_that_of_the_job(
+    directives: dict[str, str], mem_mib: int | None
+) -> None:
+    (ask,) = asks_of(REQUEST, plan(**directives))
+    assert (ask.cpus_per_node, ask.mem_mib_per_node) == (2, mem_mib)

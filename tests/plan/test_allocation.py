@@ -158,6 +158,19 @@ def test_a_worker_that_says_nothing_of_cpus_gets_those_of_its_gpus_on_every_node
     assert place_in_allocation(said, allocation, cpus_per_gpu=7)[0].cpus_per_task == 2
 
 
+def test_a_node_holds_no_more_workers_than_it_has_memory_for():
+    with_memory = {
+        f"n{n}": AllocatedNode(cpus=16, tasks=16, mem_mib=16384 * n) for n in range(1, 3)
+    }
+    memory = {"resources_per_worker": {"memory": 8 * 2**30}}
+    placement, slots = place_in_allocation(scaling(6, **memory), with_memory)
+    assert (placement.tasks_per_node, slots) == ((2, 4), {"n1": 2, "n2": 4})
+    assert placement.srun_shares_out is False
+    message = "num_workers=7 with 1 CPU and 8192 MiB of memory each: .* hold 2,4 of them"
+    with pytest.raises(ConfigError, match=message):
+        place_in_allocation(scaling(7, **memory), with_memory)
+
+
 @pytest.mark.parametrize(
     ("num_workers", "allocation", "fields", "message"),
     [

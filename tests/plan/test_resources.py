@@ -171,6 +171,20 @@ def test_a_node_is_asked_for_what_the_fullest_one_needs():
             "worker.",
         ),
         (
+            8,
+            NodeShape(cpus=64, mem_mib=4096),
+            {"resources_per_worker": {"memory": 2**30}, "slurm": {"nodes": 1}},
+            "8 workers a node need 8192 MiB of memory, but a node has 4096. Use more nodes, or "
+            "less memory per worker.",
+        ),
+        (
+            1,
+            NodeShape(cpus=64, mem_mib=4096),
+            {"resources_per_worker": {"memory": 2**33}},
+            "resources_per_worker memory=8589934592, but a node has 4294967296. A worker runs on "
+            "one node: request less, or choose another partition or node type.",
+        ),
+        (
             0,
             NodeShape(cpus=4),
             {},
@@ -182,6 +196,12 @@ def test_a_request_that_fits_no_node_is_refused(num_workers, node, fields, messa
     with pytest.raises(ConfigError) as caught:
         place(num_workers, node, **fields)
     assert str(caught.value) == message
+
+
+def test_workers_are_packed_as_densely_as_memory_allows():
+    memory = {"memory": 3 * 2**30}
+    assert place(8, NodeShape(cpus=64, mem_mib=10_000), resources_per_worker=memory) == (3, 3, 2)
+    assert place(8, NodeShape(cpus=64, mem_mib=10_000)) == (8,)
 
 
 def test_a_worker_that_says_nothing_of_cpus_gets_those_of_its_gpus():

@@ -35,7 +35,7 @@ record show-json scontrol --json show job "$running"
 record show-node scontrol --oneliner show node
 record show-hostnames scontrol show hostnames 'node[1-2],node3'
 record ping scontrol ping
-record sinfo sinfo --noheader '--format=%P|%a|%l|%D|%c|%G'
+record sinfo sinfo --noheader --all --exact '--format=%P|%a|%l|%D|%c|%G|%m'
 record squeue squeue --noheader '--format=%i|%T|%r|%j'
 record sacct sacct
 record mpi-list srun --mpi=list

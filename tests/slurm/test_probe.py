@@ -27,15 +27,15 @@ from hpctrain.slurm.probe import (
     query_partition,
 )
 
-# sinfo --noheader --format=%P|%a|%l|%D|%c|%G of a cluster with Slurm 22.05.
+# sinfo --noheader --format=%P|%a|%l|%D|%c|%G|%m of a cluster with Slurm 22.05.
 SINFO = """\
-batch*|up|1-00:00:00|12|64|(null)
-batch*|up|1-00:00:00|2|32+|(null)
-gpu|up|12:00:00|4|48|gpu:a100:4(S:0-1)
-gpu|up|12:00:00|1|48|gpu:a100:4(S:0-1),craynetwork:8
-mixed|up|infinite|2|8|gpu:2
-mixed|up|infinite|2|8|gpu:v100:1,gpu:k80:2
-old|down|30:00|3|4|(null)
+batch*|up|1-00:00:00|12|64|(null)|1
+batch*|up|1-00:00:00|2|32+|(null)|1
+gpu|up|12:00:00|4|48|gpu:a100:4(S:0-1)|1
+gpu|up|12:00:00|1|48|gpu:a100:4(S:0-1),craynetwork:8|1
+mixed|up|infinite|2|8|gpu:2|1
+mixed|up|infinite|2|8|gpu:v100:1,gpu:k80:2|1
+old|down|30:00|3|4|(null)|1
 """
 
 
@@ -155,10 +155,10 @@ def test_a_qos_may_lift_the_time_limit_of_a_partition_whoever_names_it(
 
 
 UNEQUAL = """\
-all*|up|infinite|20|48|(null)
-all*|up|infinite|4|96|(null)
-all*|up|infinite|2|64|gpu:a100:4
-all*|up|infinite|1|128|gpu:a100:8
+all*|up|infinite|20|48|(null)|1
+all*|up|infinite|4|96|(null)|1
+all*|up|infinite|2|64|gpu:a100:4|1
+all*|up|infinite|1|128|gpu:a100:8|1
 """
 
 
@@ -185,9 +185,15 @@ def test_a_job_is_for_nodes_that_are_large_enough(
 
 
 def place_unequal(
-    *, cpus: int | None = None, slurm: Any = (), site: Site | None = None, **fields: Any
+    *,
+    cpus: int | None = None,
+    memory: int | None = None,
+    slurm: Any = (),
+    site: Site | None = None,
+    **fields: Any,
 ) -> Placement:
-    resources = {} if cpus is None else {"CPU": cpus}
+    asked = {"CPU": cpus, "memory": memory}
+    resources = {name: amount for name, amount in asked.items() if amount is not None}
     scaling = ScalingConfig(
         resources_per_worker=resources, slurm=SlurmConfig(**dict(slurm)), **fields
     )
@@ -210,21 +216,31 @@ def test_what_no_nodes_hold_is_refused_with_those_that_come_next(
         place_unequal(**fields)
 
 
+def test_a_worker_goes_where_its_memory_is(sinfo: Path) -> None:
+    sinfo.write_text("all*|up|infinite|20|64|(null)|9000\nall*|up|infinite|2|64|(null)|99000\n")
+    assert place_unequal(num_workers=8, memory=2**31).tasks_per_node == (4, 4)
+    assert place_unequal(num_workers=8, memory=2**34).tasks_per_node == (4, 4)
+    with pytest.raises(ConfigError, match="memory=1099511627776, but a node has 1038090"):
+        place_unequal(num_workers=1, memory=2**40)
+    sinfo.write_text("all*|up|infinite|20|64|(null)|1\n")
+    assert place_unequal(num_workers=8, memory=2**40).tasks_per_node == (8,)
+
+
 def test_nodes_that_differ_are_not_added_up_and_hidden_partitions_take_jobs(
     sinfo: Path, tmp_path: Path
 ) -> None:
-    sinfo.write_text("all*|up|infinite|24|48+|(null)\n")
+    sinfo.write_text("all*|up|infinite|24|48+|(null)|1\n")
     (tmp_path / "sinfo").write_text(
         '#!/bin/sh\ncase "$*" in *--all*--exact*)\n'
-        'echo "all*|up|infinite|20|48|(null)"; echo "all*|up|infinite|4|96|(null)"\n'
-        'echo "hidden|up|infinite|4|8|(null)";; *) cat answer; esac\n'
+        'echo "all*|up|infinite|20|48|(null)|1"; echo "all*|up|infinite|4|96|(null)|1"\n'
+        'echo "hidden|up|infinite|4|8|(null)|1";; *) cat answer; esac\n'
     )
     assert place_unequal(num_workers=1, cpus=96).tasks_per_node == (1,)
     assert place_unequal(num_workers=9, slurm={"partition": "hidden"}).tasks_per_node == (5, 4)
 
 
 def test_gpus_that_the_profile_alone_knows_are_of_all_nodes(sinfo: Path) -> None:
-    sinfo.write_text("all*|up|infinite|20|48|(null)\nall*|up|infinite|4|96|(null)\n")
+    sinfo.write_text("all*|up|infinite|20|48|(null)|1\nall*|up|infinite|4|96|(null)|1\n")
     placed = place_unequal(num_workers=96, use_gpu=True, site=Site(gpus_per_node=4))
     assert placed.tasks_per_node == (4,) * 24
 
