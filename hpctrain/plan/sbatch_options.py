@@ -134,6 +134,16 @@ _VARIABLES = {
     "SBATCH_SEGMENT_SIZE": "segment",
     "SBATCH_TIMELIMIT": "time",
 }
+# All long ones of `man sbatch` that are not named above, of Slurm 22.05 to 26.05.
+_NAMED_OTHERWISE = """
+    array bb bbf begin chdir comment contiguous cores-per-socket cpu-freq cpus-per-task deadline
+    dependency exclude export-file extra-node-info gid help hold ignore-pbs kill-on-invalid-dep
+    licenses mail-type mail-user mcs-label mem mincpus nice nodefile nodelist nodes ntasks
+    ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step oversubscribe
+    parsable prefer priority propagate quiet reboot resv-ports segment sockets-per-node stepmgr
+    switches test-only time time-min tmp uid usage verbose version wrap
+"""
+_LONG = frozenset([*_NAMED_LIKE_THE_OPTION.split(), *_NAMED_OTHERWISE.split(), *_OTHER_NAMES])
 # For these any value counts, even an empty one.
 _SWITCHES = frozenset(
     {
@@ -295,6 +305,7 @@ def _read_option(option: str) -> list[tuple[str, str | None]]:
                 f"SlurmConfig(sbatch_args=...) holds {option!r}, which is two options. Give each "
                 f"its own entry."
             )
+        name = _full_name(name)
         return [(_OTHER_NAMES.get(name, name), value)]
     read: list[tuple[str, str | None]] = []
     letters = option[1:]
@@ -310,6 +321,12 @@ def _read_option(option: str) -> list[tuple[str, str | None]]:
             )
         read.append((name, letters[1:].lstrip(" ") or None))
     return read
+
+
+def _full_name(name: str) -> str:
+    """Return the option that sbatch takes a name for: it accepts prefixes of one alone."""
+    found = [known for known in _LONG if known.startswith(name)]
+    return found[0] if len(found) == 1 else name
 
 
 def _refuse_owned(field: str, option: str, name: str, owned: Mapping[str, str]) -> None:

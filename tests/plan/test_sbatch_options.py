@@ -66,6 +66,24 @@ def test_an_option_that_keeps_the_environment_from_ranks_is_refused(option: str)
     check_srun_args(["--export=ALL,A=1", "--export A=1,ALL"])
 
 
+@pytest.mark.parametrize(
+    ("options", "parsed"),
+    [
+        (["--depend=afterok:5"], {"dependency": "afterok:5"}),
+        (["--beg now+1hour", "--hol"], {"begin": "now+1hour", "hold": None}),
+        (["--mem-per-g=60G", "--mem-per-c=2G"], {"mem-per-cpu": "2G"}),
+        (["--gres-f=disable-binding"], {"gres-flags": "disable-binding"}),
+        # sbatch refuses what could be two: exclude, exclusive.
+        (["--excl=node1"], {"excl": "node1"}),
+        (["--gres=nvme:1"], {"gres": "nvme:1"}),
+    ],
+)
+def test_a_prefix_of_one_option_alone_is_that_option(
+    options: list[str], parsed: dict[str, str | None]
+):
+    assert parse_sbatch_args(options) == parsed
+
+
 def test_other_options_are_passed_on():
     options = [
         "--mail-type=END",
