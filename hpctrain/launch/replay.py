@@ -31,7 +31,7 @@ from hpctrain.launch.run_spec import fingerprint_of, pack_first_start
 from hpctrain.launch.stored import StoredRun
 from hpctrain.launch.validation_plan import plan_validation_job
 from hpctrain.plan.launch_plan import LaunchPlan
-from hpctrain.plan.site import Site
+from hpctrain.plan.site import Site, load_site
 from hpctrain.plan.spec import RunSpec, ValidationSpec, pack
 from hpctrain.rundir.paths import RunPaths
 
@@ -186,6 +186,9 @@ def _plan(
     if directives.get("job-name") in (name, f"{stored.plan.parent.parent.name}-{name}"):
         directives["job-name"] = request.paths.root.name
     directives.update(slurm)
+    if (account := slurm.get("account")) is not None:
+        site = load_site(request.scaling_config.slurm.site)
+        directives["account"] = site.complete_account(account)
     launch_plan = replace(
         recorded,
         directives=directives,

@@ -62,8 +62,7 @@ def make_directives(
         if value is not None:
             directives[name] = value
     if slurm.account is not None:
-        suffix = "" if "@" in slurm.account else site.account_suffix
-        directives["account"] = slurm.account + suffix
+        directives["account"] = site.complete_account(slurm.account)
     constraint = _constraint(scaling, site)
     if constraint is not None:
         directives["constraint"] = constraint

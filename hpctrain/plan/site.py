@@ -65,6 +65,10 @@ class Site:
             cpus=self.cpus_per_node, gpus=self.gpus_per_node, cpus_per_gpu=self.cpus_per_gpu
         )
 
+    def complete_account(self, account: str) -> str:
+        """Return an account with the site's suffix, unless it has one. Not collective."""
+        return account if "@" in account else account + self.account_suffix
+
 
 def known_shape(site: Site, seen: NodeShape) -> NodeShape:
     """Return the shape of a node, from the profile, else from Slurm. Not collective."""

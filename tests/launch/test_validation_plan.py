@@ -14,7 +14,7 @@ from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import NodeRange, make_placement
 from hpctrain.plan.spec import ValidationJob
 from hpctrain.slurm import probe
-from hpctrain.slurm.cluster_output import parse_partitions
+from hpctrain.slurm.partitions import parse_partitions
 
 SITE = """
 account_suffix = "@a100"
@@ -25,7 +25,7 @@ OF_SITE = "1"
 constraint = "x"
 """
 # As sinfo prints it.
-PARTITIONS = "cpu*|up|infinite|4|8|(null)\ngpu|up|1:00:00|2|16|gpu:4\n"
+PARTITIONS = "cpu*|up|infinite|4|8|(null)|1\ngpu|up|1:00:00|2|16|gpu:4|1\n"
 
 
 @pytest.fixture(autouse=True)
