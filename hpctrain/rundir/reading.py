@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import json
 import math
 import os
@@ -16,12 +17,14 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hpctrain.bulk.unreadable import is_passing
 from hpctrain.errors import DamagedFileError
 from hpctrain.log import log
 from hpctrain.regular_file import open_regular
+
+T = TypeVar("T")
 
 MOST_BYTES = 64 * 2**20
 """Of a file that is one JSON object."""
@@ -38,13 +41,17 @@ def read_content(path: Path, *, most: int = MOST_BYTES) -> bytes:
     OSError
         If it cannot be read, is not a regular file, or has more than `most` bytes.
     """
+    return _unless_stale(functools.partial(_read, path, most))
+
+
+def _unless_stale(read: Callable[[], T]) -> T:
     try:
-        return _read(path, most)
+        return read()
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
     # NFS: it was replaced between its opening and its reading. Its name leads to the new one.
-    return _read(path, most)
+    return read()
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -127,25 +134,39 @@ def scan_lines(path: Path, is_valid: Callable[[Any], bool]) -> Lines:
         As `read_lines`.
     """
     try:
-        content = read_content(path, most=_MOST_BYTES_OF_LINES)
+        return _unless_stale(functools.partial(_scan, path, is_valid))
     except (FileNotFoundError, NotADirectoryError):
         return Lines(values=[])
     except OSError as error:
         if is_passing(error):
             raise
+        if error.errno == errno.EFBIG:
+            raise DamagedFileError(
+                f"{path} is too large: {error.strerror}, which is more than hpctrain reads. Move "
+                f"{path.parent} aside, and continue from what is in its checkpoints with "
+                f"resume_from_checkpoint=; report fewer metrics, or less often."
+            ) from error
         raise damaged(path, error.strerror or str(error)) from error
-    lines = content.split(b"\n")
-    # The last one may be on its way.
-    values = [_parse_line(line) for line in lines[:-1] if line]
-    valid = [value for value in values if is_valid(value)]
+
+
+def _scan(path: Path, is_valid: Callable[[Any], bool]) -> Lines:
+    valid: list[dict[str, Any]] = []
+    num_damaged, is_torn = 0, False
+    with io.BufferedReader(_open_at_most(path, _MOST_BYTES_OF_LINES)) as file:
+        for line in file:
+            content = line.rstrip(b"\n")
+            if is_valid(value := _parse_line(content)):
+                valid.append(value)
+            elif content and line != content:
+                num_damaged += 1
+            else:
+                # The last one may be on its way.
+                is_torn = bool(content)
     damage = []
-    if num_damaged := len(values) - len(valid):
+    if num_damaged:
         what = "1 line is" if num_damaged == 1 else f"{num_damaged} lines are"
         damage.append(f"{what} damaged, and left out.")
-    last = _parse_line(lines[-1])
-    if is_valid(last):
-        valid.append(last)
-    elif lines[-1]:
+    if is_torn:
         damage.append(_TORN)
     return Lines(values=valid, damage=tuple(damage))
 
@@ -253,7 +274,13 @@ def damaged(path: Path, why: str) -> DamagedFileError:
 
 
 def _read(path: Path, most: int) -> bytes:
-    with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    with _open_at_most(path, most) as file:
         return file.readall()
+
+
+def _open_at_most(path: Path, most: int) -> io.FileIO:
+    file = open_regular(path)
+    if os.fstat(file.fileno()).st_size > most:
+        file.close()
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return file
