@@ -162,10 +162,12 @@ def _check_storage(
             step="Choose a RunConfig(storage_path=...) on a filesystem that all nodes share",
         )
     free = min(report["storage"]["free_bytes"] for report in reports)
-    if free < _LEAST_FREE or reports[0]["storage"]["free_files"] == 0:
+    is_full_of_files = any(report["storage"]["free_files"] == 0 for report in reports)
+    if free < _LEAST_FREE or is_full_of_files:
+        left = "no inodes left, so no file can be made there"
         return warning(
             "storage",
-            f"{path} has {free / 2**30:.2g} GiB left",
+            f"{path} has {left if is_full_of_files else f'{free / 2**30:.2g} GiB left'}",
             why="a checkpoint that does not fit ends the run",
             step="Delete what is not needed, or choose another RunConfig(storage_path=...)",
         )

@@ -84,6 +84,7 @@ def probe(settings: ProbeSettings) -> dict[str, Any]:
 
     Not collective. Takes some seconds, and on a slow filesystem as long as the imports.
     """
+    began_at = time.time()
     container, no_container = _probe_container(settings)
     worlds: dict[str, Any] = {}
     chosen = no_launcher = ""
@@ -101,6 +102,7 @@ def probe(settings: ProbeSettings) -> dict[str, Any]:
         "no_container": no_container,
         "ranks": _probe_ranks(settings),
         **_probe_places(settings),
+        "began_at": began_at,
         "time": time.time(),
     }
 

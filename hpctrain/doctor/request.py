@@ -194,10 +194,12 @@ def _has_features(constraint: str | None, features: Sequence[str]) -> bool:
     """Return whether nodes may have what a constraint names; yes where it is complicated."""
     if constraint is None or re.search(r"[\[\]()*!]", constraint):
         return True
-    return any(
-        all(part in features for part in alternative.split("&"))
-        for alternative in re.split(r"[|]", constraint.replace(",", "&"))
-    )
+    first, *rest = re.split(r"([&|])", constraint.replace(",", "&"))
+    has = first in features
+    # From left to right, without precedence.
+    for operator, name in zip(rest[::2], rest[1::2], strict=True):
+        has = has and name in features if operator == "&" else has or name in features
+    return has
 
 
 def _check_account(ask: Ask, facts: ClusterFacts) -> list[Finding]:

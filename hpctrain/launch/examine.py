@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,7 @@ def probe_nodes(
     folder.mkdir(mode=0o700)
     num_nodes = len(settings.tasks_per_node)
     try:
+        submitted_at = time.time()
         settings.write(folder / "settings.json")
         answer = folder / "answer.json"
         words = ["hpctrain.doctor.probe", str(folder / "settings.json"), str(answer)]
@@ -193,7 +194,8 @@ def probe_nodes(
             scaling=submission.request.scaling_config,
         )
         say(f"job {job_id} looks at {num_nodes} of the nodes")
-        return _await_answer(job_id, answer, folder / "log", patience_s=patience_s)
+        found = _await_answer(job_id, answer, folder / "log", patience_s=patience_s)
+        return found if isinstance(found, Finding) else {**found, "submitted_at": submitted_at}
     except LaunchError as refused:
         if refused.transient:
             return remark("nodes", f"{refused} The nodes were not probed")
@@ -316,6 +318,22 @@ def _cancel(job_id: str) -> None:
         log(f"job {job_id} of the doctor is left: {error} Cancel it: scancel {job_id}")
 
 
+def clock_ahead_s(answer: Mapping[str, float]) -> float:
+    """Return by how many seconds at least the clock there is ahead of the one here.
+
+    Not collective. Less than 0 is behind.
+
+    Parameters
+    ----------
+    answer
+        When the job was submitted, and its answer read, by the clock here; and when it began, and
+        wrote its answer, by the clock there.
+    """
+    # What was read before it was written, or began before it was submitted.
+    ahead = max(answer["time"] - answer["seen_at"], 0.0)
+    return ahead + min(answer["began_at"] - answer["submitted_at"], 0.0)
+
+
 def _check_places(submission: Submission, answer: dict[str, Any]) -> list[Finding]:
     pack = submission.plan.environment_pack
     if pack is None or "place" not in answer:
@@ -342,11 +360,10 @@ def _check_answer(
                 step="Run it again; 'sinfo -N' shows the state of the others",
             )
         ]
-    if login is not None and "seen_at" in answer and answer["time"] > answer["seen_at"]:
-        # What was read before it was written: the clock there is ahead of the one here.
+    if login is not None and "seen_at" in answer:
         for machine in machines:
             if machine["skew_s"] is not None:
-                machine["skew_s"] += answer["time"] - answer["seen_at"]
+                machine["skew_s"] += clock_ahead_s(answer)
     hardware = {machine["host"]: machine["hardware"] for machine in machines}
     findings = check_machines(machines, login=login)
     if answer["no_launcher"]:

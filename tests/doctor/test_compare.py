@@ -62,6 +62,7 @@ DIFFERENT: dict[str, tuple[list[str], Any, Level, str]] = {
     ),
     "another directory": (["storage", "files"], [], Level.ERROR, "on n2 is another directory"),
     "disk full": (["storage", "free_bytes"], 2**20, Level.WARNING, "0.00098 GiB left"),
+    "no inodes": (["storage", "free_files"], 0, Level.WARNING, "has no inodes left"),
     "another Python": (["python"], "3.9.2", Level.ERROR, "Python is 3.9.2 on n2 and 3.11.7 here"),
     "another torch": (
         ["versions", "torch"],

@@ -242,6 +242,23 @@ def test_what_slurm_does_not_say_is_not_checked_and_no_error():
     assert {finding.level for finding in findings} == {Level.NOTE}
 
 
+@pytest.mark.parametrize(
+    ("constraint", "fits"),
+    [
+        ("ib&a100", True),
+        ("ib,h100", False),
+        ("h100|ib", True),
+        ("h100&ib|a100", True),
+        # Slurm reads it as (a100|h100)&opa.
+        ("a100|h100&opa", False),
+        ("opa&h100|ib", True),
+    ],
+)
+def test_features_are_read_from_left_to_right(constraint: str, fits: bool):
+    (finding,) = (f for f in check({"constraint": constraint}) if f.check == "nodes")
+    assert finding.level is (Level.OK if fits else Level.ERROR)
+
+
 @pytest.mark.parametrize("constraint", ["[a100|h100]", "ib*2", "(a|b)&c", "!ib"])
 def test_a_constraint_that_is_complicated_is_left_to_slurm(constraint: str):
     assert Level.ERROR not in {finding.level for finding in check({"constraint": constraint})}

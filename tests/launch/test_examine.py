@@ -10,7 +10,7 @@ import pytest
 from hpctrain import ScalingConfig, SlurmConfig
 from hpctrain.doctor.finding import Finding, Level
 from hpctrain.launch import examine
-from hpctrain.launch.examine import explain_refused, probe_directives
+from hpctrain.launch.examine import clock_ahead_s, explain_refused, probe_directives
 from hpctrain.plan.launch_plan import LaunchPlan
 from hpctrain.plan.resources import node_range, place_workers
 from hpctrain.plan.sbatch import make_directives
@@ -73,3 +73,14 @@ def test_a_refusal_of_fewer_nodes_is_none_of_the_run(
     finding = explain_refused(f"Slurm refused the job: {said}", plan_of(num_nodes), 2)
     assert finding.level is level
     assert said in finding.what
+
+
+@pytest.mark.parametrize(
+    ("began_at", "ended_at", "ahead_s"),
+    [(101.0, 109.0, 0.0), (191.0, 199.0, 89.0), (11.0, 19.0, -89.0)],
+)
+def test_the_clock_of_nodes_may_be_ahead_of_the_one_here_or_behind(
+    began_at: float, ended_at: float, ahead_s: float
+) -> None:
+    here = {"submitted_at": 100.0, "seen_at": 110.0}
+    assert clock_ahead_s({**here, "began_at": began_at, "time": ended_at}) == ahead_s
