@@ -116,11 +116,11 @@ class ResumableDataLoader(PreparedLoader):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Let the next iteration begin where the state was taken. Not collective."""
-        batch, consumed = state_dict["batch"], state_dict["consumed"]
-        if state_dict["world_size"] != self._world.world_size:
-            batch = consumed // self._resumable.items_per_batch
-            _set_batches_done(self._trainer, batch)
-        self._resumed = Position(epoch=state_dict["epoch"], batch=batch, consumed=consumed)
+        saved = Position(**{name: state_dict[name] for name in ("epoch", "batch", "consumed")})
+        has_same_ranks = state_dict["world_size"] == self._world.world_size
+        self._resumed = self._resumable.resume(saved, has_same_ranks=has_same_ranks)
+        if self._resumed.batch != saved.batch or not has_same_ranks:
+            _set_batches_done(self._trainer, self._resumed.batch)
         self._seed = state_dict["seed"]
 
 

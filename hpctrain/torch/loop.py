@@ -180,7 +180,9 @@ class LoopState:
             If the checkpoint does not hold the state of a loop, or not this rank's, or a file of it
             is damaged.
         ConfigError
-            If it holds no state of a scheduler, scaler or optimizer that `loop_state` was given.
+            If it holds no state of a scheduler, scaler or optimizer that `loop_state` was given, or
+            the loader's batch size is another one, whose batches do not end where the epoch was
+            interrupted.
         """
         if checkpoint is None:
             return False
@@ -199,16 +201,18 @@ class LoopState:
                 part.load_state_dict(shared["states"][name])
             self.step = shared["step"]
             rank, world_size = self._world.world_rank, self._world.world_size
-            if shared["world_size"] == world_size:
+            has_same_ranks = shared["world_size"] == world_size
+            if has_same_ranks:
                 own = _load(directory, _own_name(rank))
                 self._seed, batch, self._resumed = own["seed"], own["batch"], own["rng"]
             else:
                 self._seed = rng.mix(shared["seed"], rank, self.step)
                 rng.seed_all(self._seed)
                 batch, self._resumed = 0, rng.capture(self._devices)
-                if self._loader is not None:
-                    batch = shared["consumed"] // self._loader.items_per_batch
-        self._position = Position(epoch=shared["epoch"], batch=batch, consumed=shared["consumed"])
+        saved = Position(epoch=shared["epoch"], batch=batch, consumed=shared["consumed"])
+        if self._loader is not None:
+            saved = self._loader.resume(saved, has_same_ranks=has_same_ranks)
+        self._position = saved
         rng.restore(self._resumed, self._devices)
         return True
 

@@ -7,7 +7,7 @@ batch's number only: neither on earlier batches, nor on which worker process loa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from hpctrain.errors import ConfigError
 from hpctrain.torch import rng
 from hpctrain.torch.loader import (
     GlobalBatchSampler,
@@ -100,6 +101,37 @@ class ResumableLoader:
                 **draws,
             )
         )
+
+    def resume(self, saved: Position, *, has_same_ranks: bool) -> Position:
+        """Return where an epoch goes on that was interrupted. Not collective.
+
+        What `hpctrain` shares out begins after any item. Of every other loader whole batches are
+        skipped: as many as hold what was consumed, whatever size they had.
+
+        Parameters
+        ----------
+        saved
+            Where it was interrupted.
+        has_same_ranks
+            Whether as many ranks go on. With another number a loader that is not shared out is
+            skipped to about the same place.
+
+        Raises
+        ------
+        ConfigError
+            If the batch size is another one, and what was consumed is no whole number of batches.
+        """
+        batch, rest = divmod(saved.consumed, self.items_per_batch)
+        if self._share is not None:
+            return saved if has_same_ranks else replace(saved, batch=batch)
+        if rest and has_same_ranks:
+            raise ConfigError(
+                f"the epoch was interrupted after {saved.consumed} samples of all ranks, and "
+                f"batches of {self.items_per_batch} (batch size times ranks) do not end there. Use "
+                f"the batch size of the run that was interrupted, or one of which "
+                f"{saved.consumed} is a multiple."
+            )
+        return replace(saved, batch=batch, consumed=batch * self.items_per_batch)
 
     def iterate(
         self, position: Position, *, seed: int, shared_seed: int | None = None

@@ -314,6 +314,25 @@ def test_an_epoch_with_a_limit_is_over_after_it(tmp_path: Path, stop: tuple[int,
     assert rest == whole[2 + min(stop[1], 2) :]
 
 
+def test_a_loader_of_another_batch_size_gives_what_is_left_of_the_epoch(tmp_path: Path):
+    def train() -> list[int]:
+        from torch.utils.data import DataLoader
+
+        from hpctrain.torch import loop_state
+
+        state = loop_state(loader=DataLoader(range(24), batch_size=2))
+        list(state.batches(limit=4))
+        for _ in zip(range(4), state.batches(), strict=False):
+            pass
+        state.save(tmp_path)
+        again = loop_state(loader=DataLoader(range(24), batch_size=8))
+        again.restore(tmp_path)
+        assert (again.epoch, again.batch) == (1, 1)
+        return [sample for batch in again.batches() for sample in batch.tolist()]
+
+    assert in_process(tmp_path / "runs", train) == list(range(8, 24))
+
+
 @pytest.mark.parametrize("name", ["loop.pt", "loop-rank-00000.pt"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str):
     def train() -> None:

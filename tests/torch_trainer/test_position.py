@@ -90,6 +90,36 @@ def test_the_rest_of_an_epoch_is_what_would_have_come(kind: str) -> None:
     assert rest == epochs[1][2:]
 
 
+def resumed(*, batch_size: int, has_same_ranks: bool = True) -> list[int]:
+    """Return the samples that are left of an epoch that was interrupted after 4 batches of 4 samples."""
+    loader = ResumableLoader(DataLoader(range(64), batch_size=batch_size), world_size=1)
+    saved = Position(epoch=1, batch=4, consumed=16)
+    position = loader.resume(saved, has_same_ranks=has_same_ranks)
+    return [sample for batch in loader.iterate(position, seed=7) for sample in batch.tolist()]
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 8, 16])
+def test_an_epoch_goes_on_after_the_same_sample_with_batches_of_another_size(
+    batch_size: int,
+) -> None:
+    assert resumed(batch_size=batch_size) == list(range(16, 64))
+
+
+def test_batches_that_do_not_end_where_an_epoch_was_interrupted_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"after 16 samples .* batches of 6 .* 16 is a multiple"):
+        resumed(batch_size=6)
+    # Another number of ranks goes on at about the same place.
+    assert resumed(batch_size=6, has_same_ranks=False)[0] == 12
+
+
+def test_what_is_shared_out_goes_on_after_any_sample() -> None:
+    loader = ResumableLoader(sharded(DataLoader(range(64), batch_size=6)), world_size=1)
+    saved = Position(epoch=1, batch=4, consumed=16)
+    position = loader.resume(saved, has_same_ranks=True)
+    batches = loader.iterate(position, seed=7)
+    assert [sample for batch in batches for sample in batch.tolist()] == list(range(16, 64))
+
+
 @pytest.mark.parametrize("samples", [25, 26])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_last_batch_of_all_ranks_is_filled_up_alike(samples: int, batch: int) -> None:
