@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,8 +30,24 @@ _ROUNDING = 10 * float(np.finfo(np.float64).eps)
 
 
 class _Scaler(_PerColumn):
+    _collected: ClassVar[type[Moments] | type[Extremes]]
+
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         self._take_columns(columns, output_columns)
+
+    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        makers: dict[str, Callable[[], Moments | Extremes]]
+        makers = dict.fromkeys(self.columns, self._collected)
+        for column, found in collect(rows, makers, comm).items():
+            shape = _shape_of(column, found)
+            for name, values in self._stats_of(column, found).items():
+                stats[f"{name}({column})"] = per_row(values, shape)
+        return stats
+
+    def _stats_of(self, column: str, found: Any) -> dict[str, Array]:
+        """Return the statistics of a column by their names, from what was collected."""
+        raise NotImplementedError
 
     def _transform_columns(self, columns: NumpyBatch) -> Mapping[str, Any]:
         return {
@@ -67,18 +83,17 @@ class StandardScaler(_Scaler):
     {'x': array([3.])}
     """
 
+    _collected = Moments
+
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         super().__init__(columns, output_columns)
 
-    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        stats: dict[str, Any] = {}
-        for column, found in collect(rows, dict.fromkeys(self.columns, Moments), comm).items():
-            shape = _shape_of(column, found)
-            std = np.sqrt(found.variance)
-            std = np.where(std <= _ROUNDING * np.abs(found.mean), 0.0, std)
-            stats[f"mean({column})"] = per_row(np.where(found.count, found.mean, np.nan), shape)
-            stats[f"std({column})"] = per_row(std, shape)
-        return stats
+    def _stats_of(self, column: str, found: Any) -> dict[str, Array]:
+        std = np.sqrt(found.variance)
+        return {
+            "mean": np.where(found.count, found.mean, np.nan),
+            "std": np.where(std <= _ROUNDING * np.abs(found.mean), 0.0, std),
+        }
 
     def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
         std = self._stats[f"std({column})"]
@@ -99,17 +114,14 @@ class MinMaxScaler(_Scaler):
         Names of the result columns; by default the columns are replaced.
     """
 
+    _collected = Extremes
+
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         super().__init__(columns, output_columns)
 
-    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        stats: dict[str, Any] = {}
-        for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
-            shape = _shape_of(column, found)
-            _check_range(column, found.minimum, found.maximum)
-            stats[f"min({column})"] = per_row(found.minimum, shape)
-            stats[f"max({column})"] = per_row(found.maximum, shape)
-        return stats
+    def _stats_of(self, column: str, found: Any) -> dict[str, Array]:
+        _check_range(column, found.minimum, found.maximum)
+        return {"min": found.minimum, "max": found.maximum}
 
     def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
         low, high = self._stats[f"min({column})"], self._stats[f"max({column})"]
@@ -129,15 +141,13 @@ class MaxAbsScaler(_Scaler):
         Names of the result columns; by default the columns are replaced.
     """
 
+    _collected = Extremes
+
     def __init__(self, columns: list[str], output_columns: list[str] | None = None) -> None:
         super().__init__(columns, output_columns)
 
-    def _fit_columns(self, rows: Rows, comm: Communicator) -> dict[str, Any]:
-        stats: dict[str, Any] = {}
-        for column, found in collect(rows, dict.fromkeys(self.columns, Extremes), comm).items():
-            largest = np.maximum(np.abs(found.minimum), np.abs(found.maximum))
-            stats[f"abs_max({column})"] = per_row(largest, _shape_of(column, found))
-        return stats
+    def _stats_of(self, column: str, found: Any) -> dict[str, Array]:
+        return {"abs_max": np.maximum(np.abs(found.minimum), np.abs(found.maximum))}
 
     def _shift_and_scale(self, column: str) -> tuple[Any, Any]:
         largest = self._stats[f"abs_max({column})"]
