@@ -166,6 +166,17 @@ def to_format(batch: Any, form: BatchFormat) -> Any:
     return formats.to_format({name: column_of(batch, name) for name in names_of(batch)}, form)
 
 
+def map_slices(
+    function: Callable[[Any], Any], batch: Any, *, form: BatchFormat, batch_size: int | None
+) -> Any:
+    """Return the results of a function of slices of a batch, as one batch of the same format.
+
+    Not collective. The function takes slices in the format `form`, of at most `batch_size` rows.
+    """
+    slices = slices_of(to_format(batch, form), batch_size)
+    return to_format(concatenate([function(part) for part in slices]), format_of(batch))
+
+
 def as_dataset(dataset: Any) -> Any:
     """Return what `rows_of` takes as a `hpctrain.data.Dataset`. Not collective."""
     if hasattr(dataset, "map_batches"):

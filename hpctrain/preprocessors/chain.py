@@ -15,10 +15,8 @@ from hpctrain.preprocessors.batches import (
     Rows,
     as_dataset,
     concatenate,
-    format_of,
+    map_slices,
     rows_of,
-    slices_of,
-    to_format,
 )
 from hpctrain.preprocessors.preprocessor import FitStatus, Preprocessor
 from hpctrain.world import Communicator, SerialComm
@@ -165,9 +163,7 @@ class BatchMapper(Preprocessor):
     def _transform(self, batch: Any) -> Any:
         if isinstance(batch, np.ndarray) and self.batch_format == "numpy":
             return self._transform_array(batch)
-        given = to_format(batch, self.batch_format)
-        made = concatenate([self.fn(part) for part in slices_of(given, self.batch_size)])
-        return to_format(made, format_of(batch))
+        return map_slices(self.fn, batch, form=self.batch_format, batch_size=self.batch_size)
 
     def _transform_array(self, array: np.ndarray[Any, Any]) -> Any:
         """Return the function's result for a bare array, which predictors accept too."""

@@ -19,11 +19,8 @@ from hpctrain.preprocessors.batches import (
     BatchFormat,
     Rows,
     as_dataset,
-    concatenate,
-    format_of,
+    map_slices,
     rows_of,
-    slices_of,
-    to_format,
 )
 from hpctrain.world import Communicator
 
@@ -306,9 +303,8 @@ class Preprocessor:
         transform = self._transform_pandas if form == "pandas" else self._transform_numpy
         if form == "numpy" and isinstance(batch, np.ndarray):
             return transform(batch)
-        given = to_format(batch, form)
-        parts = slices_of(given, self._get_transform_config().get("batch_size"))
-        return to_format(concatenate([transform(part) for part in parts]), format_of(batch))
+        batch_size = self._get_transform_config().get("batch_size")
+        return map_slices(transform, batch, form=form, batch_size=batch_size)
 
     def _keeps_rows(self) -> bool:
         """Return whether the transform keeps the number of rows."""
