@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data import types
 from hpctrain.data.arguments import is_integer, mapping
+from hpctrain.data.times import as_time, nanoseconds, times_of
 from hpctrain.errors import ConfigError
 from hpctrain.preprocessors.batches import Array
 
@@ -40,7 +40,7 @@ def elements_of(values: Array) -> list[Any]:
     Not collective.
     """
     if values.dtype.kind in "Mm" and values.ndim == 1:
-        return types.times_of(values)
+        return times_of(values)
     return [hashable(value) for value in values.tolist()]
 
 
@@ -96,7 +96,7 @@ def hashable(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, _TIMES):
-        return types.as_time(value)
+        return as_time(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -115,7 +115,7 @@ def in_order(values: Iterable[Any]) -> list[Any]:
     values = list(values)
     try:
         if any(isinstance(value, np.datetime64 | np.timedelta64) for value in values):
-            return sorted(values, key=types.nanoseconds)
+            return sorted(values, key=nanoseconds)
         return sorted(values)
     except TypeError:
         return sorted(values, key=_place_among_types)
@@ -144,7 +144,7 @@ def codes_of(values: Array, codes: Mapping[Any, int]) -> Array:
         return found
     if values.dtype.kind in "Mm" and values.ndim == 1:
         distinct, inverse = np.unique(values, return_inverse=True)
-        known = [codes.get(value, -1) for value in types.times_of(distinct)]
+        known = [codes.get(value, -1) for value in times_of(distinct)]
         return np.array(known, dtype=np.int64)[inverse]
     if values.ndim == 1:
         try:

@@ -22,7 +22,7 @@ from hpctrain.data import (
     read_numpy,
     read_parquet,
 )
-from hpctrain.data.types import times_of
+from hpctrain.data.times import times_of
 
 Examples = Callable[[Callable[[np.random.Generator], None]], None]
 TEXTS = ["", "a", "1", "é", "日本", "0" * 20, "a b"]

@@ -160,23 +160,6 @@ def test_of_pandas_and_arrow_bools_texts_and_times_are_alike() -> None:
     assert as_column(pa.array([aware], pa.timestamp("us", "+02:00"))).tolist() == utc
 
 
-def test_times_are_the_same_in_any_unit(each_example: Examples) -> None:
-    def check(rng: np.random.Generator) -> None:
-        days = rng.integers(-200_000, 2_000_000, 4).astype("M8[D]")
-        units = ["D", "h", "s", "ms", "us"]
-        if (np.abs(days.astype(int)) < 100_000).all():
-            units.append("ns")
-        found = [types.times_of(days.astype(f"M8[{unit}]")) for unit in units]
-        assert all(times == found[0] for times in found)
-        assert len({tuple(map(hash, times)) for times in found}) == 1
-        objects = [types.as_time(day) for day in days.tolist() if isinstance(day, datetime.date)]
-        assert set(objects) <= set(found[0])
-        in_order = sorted(set(found[0]), key=types.nanoseconds)
-        assert in_order == [types.as_time(day) for day in np.unique(days)]
-
-    each_example(check)
-
-
 def test_texts_of_numpy_are_texts_of_python_wherever_they_come_from() -> None:
     rows = from_numpy({"u": np.array(["a", "bc"]), "s": np.array([b"a", b"bc"])})
     assert rows.schema()["u"].dtype == rows.schema()["s"].dtype == object

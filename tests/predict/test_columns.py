@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from hpctrain import ConfigError, RunConfig, ScalingConfig
-from hpctrain.data.types import times_of
+from hpctrain.data.times import times_of
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.predict.columns import AgreedColumns, OutputColumn
 from hpctrain.predict.identity import Identity
