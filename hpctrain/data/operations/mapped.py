@@ -278,10 +278,7 @@ class Mapped(Description):
             If one does not exist.
         """
         columns = one_or_more_names("cols", cols)
-        check_columns(columns, self.columns())
-        if self.steps:
-            return self.with_step(Select(columns))
-        return replace(self, columns_read=columns)
+        return _narrowed(self, Select(columns), left=columns)
 
     def drop_columns(self: DatasetT, cols: str | Sequence[str]) -> DatasetT:
         """Return a dataset without some columns, which are not read.
@@ -294,10 +291,8 @@ class Mapped(Description):
             If one does not exist.
         """
         columns = one_or_more_names("cols", cols)
-        check_columns(columns, self.columns())
-        if self.steps:
-            return self.with_step(Drop(columns))
-        return replace(self, columns_read=tuple(n for n in self.columns() if n not in columns))
+        left = [name for name in self.columns() if name not in columns]
+        return _narrowed(self, Drop(columns), left=left)
 
     def rename_columns(self: DatasetT, names: Mapping[str, str] | Sequence[str]) -> DatasetT:
         """Return a dataset whose columns have other names.
@@ -321,3 +316,11 @@ class Mapped(Description):
         )
         step.renamed(self.columns())
         return self.with_step(step)
+
+
+def _narrowed(dataset: DatasetT, step: Select | Drop, *, left: Sequence[str]) -> DatasetT:
+    """Return a dataset of the columns that a step leaves; as the first step, it reads no others."""
+    check_columns(step.columns, dataset.columns())
+    if dataset.steps:
+        return dataset.with_step(step)
+    return replace(dataset, columns_read=tuple(left))
