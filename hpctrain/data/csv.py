@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -278,33 +278,22 @@ def _describe(
     # Arrow detects whether times have a zone.
     known = {name: dtype for name, dtype in dtypes.items() if dtype.kind != "M"}
 
-    def parse_head(known: Mapping[str, np.dtype], parsed_as: Mapping[str, str]) -> Any:
-        return parse(head, path, found, delimiter, known, parsed_as=parsed_as, all_columns=True)
+    def parse_head(types: Mapping[str, np.dtype], kinds: Mapping[str, str]) -> Any:
+        types, kinds = {**known, **types}, {**parsed_as, **kinds}
+        return parse(head, path, found, delimiter, types, parsed_as=kinds, all_columns=True)
 
-    table = parse_head(known, parsed_as) if head else None
+    table = parse_head({}, {}) if head else None
     described = []
     in_file = {name: kind for name, kind in parsed_as.items() if kind != _ZONED}
     for name in columns if columns is not None else found:
         dtype = dtypes.get(name)
         column = None if table is None else table.column(name)
         if dtype is None and column is not None:
-            if has_large_floats(column):
-                # Arrow guesses int64, else float64, but never uint64 or larger integers.
-                with suppress(ConfigError):
-                    column = parse_head({**known, name: np.dtype("u8")}, parsed_as).column(name)
-            if has_large_floats(column):
-                texts = parse_head({**known, name: np.dtype(object)}, parsed_as).column(name)
-                if are_integers(texts.filter(column.is_valid())):
-                    kinds = {**parsed_as, name: _INTEGERS}
-                    column = parse_head({**known, name: np.dtype(object)}, kinds).column(name)
-                else:
-                    check_not_rounded(texts, name, where=path)
+            column = _not_rounded(column, name, path, parse_head)
             dtype, kind = _guessed(column)
             in_file |= {} if kind is None else {name: kind}
         dtype = np.dtype(object) if dtype is None or dtype.kind in "US" else dtype
-        size = 0
-        if dtype.hasobject and column is not None:
-            size = column.nbytes // max(len(column), 1) + OVERHEAD_BYTES
+        size = _bytes_of_value(column) if dtype.hasobject and column is not None else 0
         described.append((name, Column(dtype=dtype, object_bytes=size)))
         if dtype.kind == "M" and getattr(getattr(column, "type", None), "tz", None) is not None:
             in_file[name] = _ZONED
@@ -323,6 +312,30 @@ def _describe(
 _ZONED = "zoned"
 _INTEGERS = "integers"
 _FLOATS = "double"
+
+
+def _not_rounded(
+    column: Any,
+    name: str,
+    path: str,
+    parse_head: Callable[[Mapping[str, np.dtype], Mapping[str, str]], Any],
+) -> Any:
+    """Return a column whose type Arrow has guessed, with large integers as they are in the file."""
+    if has_large_floats(column):
+        # Arrow guesses int64, else float64, but never uint64 or larger integers.
+        with suppress(ConfigError):
+            column = parse_head({name: np.dtype("u8")}, {}).column(name)
+    if has_large_floats(column):
+        as_texts = {name: np.dtype(object)}
+        texts = parse_head(as_texts, {}).column(name)
+        if are_integers(texts.filter(column.is_valid())):
+            return parse_head(as_texts, {name: _INTEGERS}).column(name)
+        check_not_rounded(texts, name, where=path)
+    return column
+
+
+def _bytes_of_value(column: Any) -> int:
+    return int(column.nbytes) // max(len(column), 1) + OVERHEAD_BYTES
 
 
 def _guessed(column: Any) -> tuple[np.dtype, str | None]:
