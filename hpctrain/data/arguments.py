@@ -20,6 +20,8 @@ from hpctrain.errors import ConfigError
 
 # NumPy and Arrow count in 64 bits.
 _MOST = 2**63 - 1
+# Each part is an object that is made at once.
+_MOST_PARTS = 100_000
 
 
 def one_name(what: str, value: Any) -> str:
@@ -134,6 +136,36 @@ def shuffle_buffer(rows: Any) -> int | None:
             f"1 or more."
         )
     return int(rows)
+
+
+def row_limit(rows: Any) -> int:
+    """Return the most rows that are wanted. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is negative, or not an integer.
+    """
+    if not is_integer(rows) or int(rows) < 0:
+        raise ConfigError(
+            f"limit={shown(rows)} is not a number of rows. Give an integer of 0 or more."
+        )
+    return int(rows)
+
+
+def num_parts(n: Any) -> int:
+    """Return the number of parts to split into. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If it is not an integer from 1 to 100,000.
+    """
+    if not is_integer(n) or not 1 <= int(n) <= _MOST_PARTS:
+        raise ConfigError(
+            f"n={shown(n)} is not a number of parts. Give an integer from 1 to {_MOST_PARTS}."
+        )
+    return int(n)
 
 
 def mapping(what: str, value: Any, *, example: str) -> dict[Any, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.data.arguments import flag
+from hpctrain.data.arguments import flag, num_parts
 from hpctrain.data.operations.aggregated import Aggregated
-from hpctrain.data.operations.combined import Combined, check_parts
+from hpctrain.data.operations.combined import Combined
 from hpctrain.data.operations.consumed import Consumed
 from hpctrain.data.operations.mapped import Mapped
 from hpctrain.data.operations.refused import Refused
@@ -73,12 +73,12 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
         ConfigError
             If `n` is not an integer from 1 to 100,000.
         """
-        check_parts(n)
+        parts = num_parts(n)
         say_no_meaning("streaming_split()", {"locality_hints": locality_hints})
         known = with_known_rows(self)
-        rest = known.source.num_rows % n if flag("equal", equal) else 0
+        rest = known.source.num_rows % parts if flag("equal", equal) else 0
         whole = known.limit(known.source.num_rows - rest) if rest else known
-        return [whole.shard(rank=rank, world_size=n) for rank in range(n)]
+        return [whole.shard(rank=rank, world_size=parts) for rank in range(parts)]
 
     def iterator(self) -> DataIterator:
         """Return an iterator of the whole dataset, epoch after epoch. Not collective."""

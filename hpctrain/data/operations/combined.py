@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hpctrain.checks import shown
-from hpctrain.data.arguments import flag, is_integer, is_real, items_of
+from hpctrain.data.arguments import flag, is_integer, is_real, items_of, num_parts, row_limit
 from hpctrain.data.operations.derived import as_source, union_schema
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.row_steps import Rename
@@ -26,9 +26,6 @@ from hpctrain.errors import ConfigError
 
 EachEpoch = Literal["epoch"]
 """A seed: each epoch has its own order, the same in each run."""
-
-# Each is an object that is made at once.
-_MOST_PARTS = 100_000
 
 
 class Combined(Description):
@@ -48,11 +45,11 @@ class Combined(Description):
         ConfigError
             If it is not an integer of 0 or more.
         """
-        check_limit(limit)
+        most = row_limit(limit)
         if self.keeps_rows:
-            return _ranges(self, [range(min(limit, self.source.num_rows))])
+            return _ranges(self, [range(min(most, self.source.num_rows))])
         pieces = self.pieces([range(self.source.num_rows)])
-        first = list(rebatch(pieces, [limit]))
+        first = list(rebatch(pieces, [most]))
         return self.in_memory(first[0] if first else _ranges(self, []).all_rows())
 
     def take_ranges(self: DatasetT, ranges: Sequence[range]) -> DatasetT:
@@ -210,11 +207,13 @@ class Combined(Description):
             If `n` is not an integer from 1 to 100,000.
         """
         say_no_meaning("split()", {"locality_hints": locality_hints})
-        check_parts(n)
+        parts = num_parts(n)
         known = with_known_rows(self)
-        total = known.source.num_rows // n * n if flag("equal", equal) else known.source.num_rows
+        total = known.source.num_rows
+        total -= total % parts if flag("equal", equal) else 0
         return [
-            _ranges(known, [shard_rows(total, rank=part, world_size=int(n))]) for part in range(n)
+            _ranges(known, [shard_rows(total, rank=part, world_size=parts)])
+            for part in range(parts)
         ]
 
     def split_at_indices(self: DatasetT, indices: Sequence[int]) -> list[DatasetT]:
@@ -329,34 +328,6 @@ class Combined(Description):
             {"num_blocks": num_blocks, "target_num_rows_per_block": target_num_rows_per_block},
         )
         return Combined.random_shuffle(self) if flag("shuffle", shuffle) else self
-
-
-def check_limit(rows: Any) -> None:
-    """Check that a limit is a number of rows. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If it is negative, or not an integer.
-    """
-    if not is_integer(rows) or int(rows) < 0:
-        raise ConfigError(
-            f"limit={shown(rows)} is not a number of rows. Give an integer of 0 or more."
-        )
-
-
-def check_parts(n: Any) -> None:
-    """Check that `n` is a number of parts. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If it is not an integer from 1 to 100,000.
-    """
-    if not is_integer(n) or not 1 <= int(n) <= _MOST_PARTS:
-        raise ConfigError(
-            f"n={shown(n)} is not a number of parts. Give an integer from 1 to {_MOST_PARTS}."
-        )
 
 
 def _ranges(dataset: DatasetT, ranges: Sequence[range]) -> DatasetT:

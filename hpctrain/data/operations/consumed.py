@@ -8,12 +8,12 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.data.arguments import flag, shuffle_buffer
+from hpctrain.data.arguments import flag, row_limit, shuffle_buffer
 from hpctrain.data.arrow_batches import to_arrow
 from hpctrain.data.batch import Batch, check_batch_size, num_rows
 from hpctrain.data.categories import plain
 from hpctrain.data.formats import BatchFormat, check_format, rows_of, to_format
-from hpctrain.data.operations.combined import Combined, check_limit
+from hpctrain.data.operations.combined import Combined
 from hpctrain.data.operations.description import DatasetT, Description
 from hpctrain.data.operations.mapped import Mapped
 from hpctrain.data.operations.scheduling import say_no_meaning
@@ -42,8 +42,7 @@ class Consumed(Description):
         ConfigError
             If it is not an integer of 0 or more.
         """
-        check_limit(limit)
-        batch = self._first(limit)
+        batch = self._first(row_limit(limit))
         return list(rows_of(plain(batch)))
 
     def take_all(self, limit: int | None = None) -> list[dict[str, Any]]:
@@ -63,9 +62,9 @@ class Consumed(Description):
         """
         if limit is None:
             return list(self.iter_rows())
-        check_limit(limit)
-        rows = self.take(int(limit) + 1)
-        if len(rows) > limit:
+        most = row_limit(limit)
+        rows = self.take(most + 1)
+        if len(rows) > most:
             raise ConfigError(
                 f"take_all(limit={limit}): the dataset has more rows. Use take({limit}) for the "
                 f"first ones, or a larger limit."
@@ -301,10 +300,11 @@ class Consumed(Description):
         ConfigError
             If there are more.
         """
-        if limit is not None:
-            check_limit(limit)
-        batch = self.all_rows() if limit is None else self._first(int(limit) + 1)
-        if limit is not None and num_rows(batch) > limit:
+        if limit is None:
+            return to_pandas(self.all_rows())
+        most = row_limit(limit)
+        batch = self._first(most + 1)
+        if num_rows(batch) > most:
             raise ConfigError(
                 f"to_pandas(limit={limit}): the dataset has more rows. Use "
                 f"limit({limit}).to_pandas() for the first ones, or a larger limit."
