@@ -36,7 +36,7 @@ from hpctrain.torch.state.engine.transport import Pending
 from hpctrain.torch.state.layout.block_targets import Memory
 from hpctrain.torch.state.load import load_into
 from hpctrain.torch.state.save import write_state
-from hpctrain.torch.state.state_dict import optimizer as optimizer_states
+from hpctrain.torch.state.state_dict import saved_optimizer
 from hpctrain.torch.state.state_dict.flatten import FlatState, flatten_state
 from hpctrain.world import SerialComm
 from tests.damage import flip_bit
@@ -152,7 +152,7 @@ def test_what_goes_wrong_before_reading_is_told_on_all_ranks_and_nothing_is_chan
     saved: tuple[Path, Model, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, _, _ = saved
-    made = optimizer_states._made
+    made = saved_optimizer._made
 
     def fail(parameter: Any, group: Any, name: str, *rest: Any) -> Any:
         # In the middle of its parameters, on one rank.
@@ -160,7 +160,7 @@ def test_what_goes_wrong_before_reading_is_told_on_all_ranks_and_nothing_is_chan
             raise torch.OutOfMemoryError("out of memory")
         return made(parameter, group, name, *rest)
 
-    monkeypatch.setattr(optimizer_states, "_made", fail)
+    monkeypatch.setattr(saved_optimizer, "_made", fail)
 
     def attempt(comm: ThreadComm) -> tuple[str, int]:
         threading.current_thread().name = f"rank {comm.rank}"

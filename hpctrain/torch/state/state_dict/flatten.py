@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.torch.state.state_dict.json_values import decode, encode
 from hpctrain.torch.state.state_dict.model import model_stateful, parameter_names
-from hpctrain.torch.state.state_dict.optimizer import (
-    maker,
-    optimizer_stateful,
-    optimizers_of,
-    saved_by_numbers,
-)
+from hpctrain.torch.state.state_dict.optimizer import optimizer_stateful, optimizers_of
 from hpctrain.torch.state.state_dict.pytree import (
     is_sharded,
     is_tensor,
@@ -25,6 +20,7 @@ from hpctrain.torch.state.state_dict.pytree import (
     treedef_of,
     unflatten,
 )
+from hpctrain.torch.state.state_dict.saved_optimizer import maker, saved_by_numbers
 from hpctrain.torch.state.state_dict.saved_trees import SavedTrees, with_saved_treedef
 from hpctrain.torch.state.state_dict.stateful import (
     Stateful,
