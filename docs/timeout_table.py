@@ -1,11 +1,12 @@
-"""The tables of the page on timeouts, from ``hpctrain.timeouts``."""
+"""The tables of the page on timeouts, from ``hpctrain.timeouts`` and ``timeout_settings``."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from importlib import import_module
 
-from hpctrain.timeouts import SETTINGS, TIMEOUTS, SettingRow
+from hpctrain.timeout_settings import SETTINGS, SettingRow
+from hpctrain.timeouts import TIMEOUTS
 
 _HEAD = ".. list-table::\n   :header-rows: 1\n   :widths: {widths}\n\n"
 

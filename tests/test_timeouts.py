@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from hpctrain import timeouts
-from hpctrain.timeouts import SETTINGS, TIMEOUTS, SettingRow, Timeout
+from hpctrain.timeout_settings import SETTINGS, SettingRow
+from hpctrain.timeouts import TIMEOUTS, Timeout
 
 PACKAGE = Path(timeouts.__file__).parent
 # Their seconds are of a scene that they play, and no user waits for them.
