@@ -60,18 +60,13 @@ class Dataset(Mapped, Combined, Aggregated, Written, Consumed, Refused):
 
         Parameters
         ----------
-        n
-            Number of parts.
-        equal
-            Whether all parts have the same number of rows; rows that remain are left out.
-            Otherwise the parts differ by one row at most.
-        locality_hints
-            Accepted, without effect.
+        n, equal, locality_hints
+            As in `split`.
 
         Raises
         ------
         ConfigError
-            If `n` is not an integer from 1 to 100,000.
+            As in `split`.
         """
         parts = num_parts(n)
         say_no_meaning("streaming_split()", {"locality_hints": locality_hints})

@@ -264,10 +264,8 @@ class BackendExecutor:
 
         Raises
         ------
-        WorkerError
-            If a rank failed.
-        TrainingFailedError
-            If ranks did not make the same calls.
+        WorkerError, TrainingFailedError
+            As in `get_next_results`.
         """
         while self.get_next_results() is not None:
             pass

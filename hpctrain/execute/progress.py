@@ -23,10 +23,8 @@ class Progress:
 
     Parameters
     ----------
-    world_size
-        Number of ranks.
-    first_report
-        Number of the report that the attempt resumed from.
+    world_size, first_report
+        As in `AttemptTracker`.
     now
         Seconds of a clock that never goes back.
     """

@@ -47,12 +47,8 @@ def fit(request: Request) -> Result:
 
     Raises
     ------
-    ConfigError
-        If something is impossible; nothing has been started then.
-    LaunchError
-        If the ranks, or the job, could not be started.
-    TrainingFailedError
-        If the run failed or was stopped.
+    ConfigError, LaunchError, TrainingFailedError
+        As in `hpctrain.function_run.FunctionRun.fit`.
     """
     launcher = _find_launcher(request)
     try:

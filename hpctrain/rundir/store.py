@@ -255,12 +255,12 @@ class CheckpointStore:
         Parameters
         ----------
         quick
-            Whether to look at the headers only of files that have digests of all else in them.
+            As in `verify_files`.
 
         Raises
         ------
         CheckpointError
-            If a file is missing, differs, or cannot be read: `UnreadableError` if that may pass.
+            As in `verify_files`.
         """
         verify_files(self._directory / manifest.name, manifest.files, quick=quick)
 

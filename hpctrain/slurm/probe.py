@@ -59,16 +59,14 @@ def query_partition(
     Parameters
     ----------
     name
-        Of the partition, or of several, with commas between them.
+        As in `parse_partitions`.
     meanwhile
         Called while it answers.
 
     Raises
     ------
-    NoDefaultPartitionError
-        If none is named, and the cluster has no default partition.
-    ConfigError
-        If there is no such partition.
+    NoDefaultPartitionError, ConfigError
+        As in `parse_partitions`.
     """
     # Hidden partitions take jobs too; nodes that differ are not to be added up.
     columns = "--format=%P|%a|%l|%D|%c|%G|%m"

@@ -198,6 +198,7 @@ class Combined(Description):
             Number of parts.
         equal
             Whether all parts have the same number of rows; rows that remain are left out.
+            Otherwise the parts differ by one row at most.
         locality_hints
             Accepted, without effect.
 
