@@ -115,13 +115,13 @@ def refuse_missing_gpus(scaling: ScalingConfig) -> None:
     ConfigError
         If it has not.
     """
-    from hpctrain.worker.bootstrap import visible_gpus
+    from hpctrain.worker.bootstrap import gpu_mask, visible_gpus
 
     visible, needed = visible_gpus(), scaling.total_resources.get("GPU", 0)
     if len(visible) >= needed:
         return
-    mask = environ.variable("CUDA_VISIBLE_DEVICES")
-    why = "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
+    mask = gpu_mask()
+    why = "" if mask is None else f" ({'='.join(mask)})"
     fits = len(visible) // scaling.num_gpus_per_worker
     way_out = f"Use num_workers={fits}" if fits else "Set use_gpu=False"
     raise ConfigError(

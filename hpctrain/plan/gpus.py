@@ -20,7 +20,7 @@ def assign_gpus(
     Parameters
     ----------
     visible
-        Entries of ``CUDA_VISIBLE_DEVICES``.
+        As ``CUDA_VISIBLE_DEVICES`` would name them.
 
     Raises
     ------
@@ -42,16 +42,16 @@ def assign_gpus(
     if not visible:
         raise ConfigError(
             f"use_gpu=True gives each worker {gpus_per_worker} GPU{'s' * (gpus_per_worker > 1)}, "
-            f"but no GPU is visible to a worker here, and CUDA_VISIBLE_DEVICES is empty or not "
-            f"set. If the nodes have GPUs (sinfo --format='%N %G' lists their GRES), request them: "
-            f"SlurmConfig(gpu_request='gpus-per-node'), or 'gres' where the site has no other. If "
-            f"they have none, choose a partition that does: SlurmConfig(partition=...), or set "
-            f"use_gpu=False."
+            f"but no GPU is visible to a worker here, and none is named by CUDA_VISIBLE_DEVICES, "
+            f"HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES. If the nodes have GPUs (sinfo "
+            f"--format='%N %G' lists their GRES), request them: SlurmConfig(gpu_request="
+            f"'gpus-per-node'), or 'gres' where the site has no other. If they have none, choose a "
+            f"partition that does: SlurmConfig(partition=...), or set use_gpu=False."
         )
     raise ConfigError(
-        f"{local_world_size} workers on this node with {gpus_per_worker} GPUs each, but "
-        f"CUDA_VISIBLE_DEVICES shows {len(visible)} ({','.join(visible)}). Request the GPUs of the "
-        f"whole node (SlurmConfig(gpu_request='gpus-per-node')), or fewer per worker."
+        f"{local_world_size} workers on this node with {gpus_per_worker} GPUs each, but a worker "
+        f"sees {len(visible)} ({','.join(visible)}). Request the GPUs of the whole node "
+        f"(SlurmConfig(gpu_request='gpus-per-node')), or fewer per worker."
     )
 
 
@@ -62,9 +62,9 @@ class SeenGpus:
     hostname: str
     node_rank: int
     mask: str | None
-    """``CUDA_VISIBLE_DEVICES``; None if it is not set."""
+    """The variable that hides others, such as ``CUDA_VISIBLE_DEVICES=0,1``; None without one."""
     visible: tuple[str, ...]
-    """Its entries; without it, all GPUs of the machine."""
+    """As ``CUDA_VISIBLE_DEVICES`` would name them; without a variable, all GPUs of the machine."""
     devices: tuple[str, ...]
     """Device files of GPUs that the rank may open."""
 
@@ -88,12 +88,12 @@ def check_gpus_of_ranks(ranks: Sequence[SeenGpus], gpus_per_worker: int) -> None
     for rank, seen in enumerate(ranks):
         # With ConstrainDevices=yes, Slurm numbers the GPUs of each task from 0: only the device
         # files that a task may open distinguish them.
-        alike[seen.node_rank, seen.visible, seen.devices].append(rank)
+        alike[seen.node_rank, seen.mask, seen.visible, seen.devices].append(rank)
     for numbers in alike.values():
         seen, needed = ranks[numbers[0]], len(numbers) * gpus_per_worker
         if len(seen.visible) >= needed:
             continue
-        mask = "" if seen.mask is None else f" (CUDA_VISIBLE_DEVICES={seen.mask})"
+        mask = "" if seen.mask is None else f" ({seen.mask})"
         who = f"rank {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} ranks"
         need, see = ("needs", "sees") if len(numbers) == 1 else ("need", "see")
         fits = len(seen.visible) // gpus_per_worker

@@ -190,30 +190,81 @@ def explain_wrong_size(
     )
 
 
-def visible_gpus() -> tuple[str, ...]:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES``.
+# Slurm sets those of the drivers that it finds. HIP reads the first like the second, and counts
+# from 0 what the third leaves.
+_MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_AMD = "0x1002"
 
-    Not collective. Where it is not set, as on a workstation, every GPU of the machine is visible:
-    the driver makes a device file for each.
+
+def gpu_mask() -> tuple[str, str] | None:
+    """Return the variable that says which GPUs are visible, and its value; None if none is set.
+
+    Not collective.
     """
-    value = environ.variable("CUDA_VISIBLE_DEVICES")
-    if value is not None:
-        return tuple(entry for entry in value.split(",") if entry)
-    return tuple(str(index) for index in range(len(_gpu_devices())))
+    values = ((name, environ.variable(name)) for name in _MASKS)
+    return next(((name, value) for name, value in values if value is not None), None)
 
 
-def _gpu_devices() -> list[str]:
-    return sorted(name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name))
+def visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs that are visible, as ``CUDA_VISIBLE_DEVICES`` would name them.
+
+    Not collective. Where no variable names them, as on a workstation, every GPU of the machine is
+    visible: the driver makes a device file for each.
+    """
+    if (mask := gpu_mask()) is None:
+        return _count(len(gpu_devices()))
+    name, value = mask
+    entries = tuple(entry for entry in value.split(",") if entry)
+    return _count(len(entries)) if name == "ROCR_VISIBLE_DEVICES" else entries
+
+
+def _count(number: int) -> tuple[str, ...]:
+    return tuple(map(str, range(number)))
+
+
+def gpu_devices(root: str = "/") -> list[str]:
+    """Return the device files of the GPUs of NVIDIA, else those of AMD, below ``/dev``.
+
+    Not collective.
+
+    Parameters
+    ----------
+    root
+        Directory that holds ``dev`` and ``sys``.
+    """
+    dev = os.path.join(root, "dev")
+    if found := sorted(name for name in os.listdir(dev) if re.fullmatch(r"nvidia\d+", name)):
+        return found
+    try:
+        os.stat(os.path.join(dev, "kfd"))
+        names = os.listdir(os.path.join(dev, "dri"))
+    except OSError:
+        return []
+    # The cards of a computer's own display may be of others.
+    return sorted(
+        f"dri/{name}"
+        for name in names
+        if re.fullmatch(r"renderD\d+", name) and _vendor(root, name) == _AMD
+    )
+
+
+def _vendor(root: str, render_node: str) -> str:
+    try:
+        with open(os.path.join(root, "sys/class/drm", render_node, "device/vendor")) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def see_gpus(world: World) -> SeenGpus:
     """Return which GPUs this process sees. Not collective."""
     # access() also asks the cgroup of the task, by which Slurm hides the GPUs of others.
-    openable = (name for name in _gpu_devices() if os.access(f"/dev/{name}", os.R_OK | os.W_OK))
+    mask = gpu_mask()
+    openable = (name for name in gpu_devices() if os.access(f"/dev/{name}", os.R_OK | os.W_OK))
     return SeenGpus(
         hostname=world.hostname,
         node_rank=world.node_rank,
-        mask=environ.variable("CUDA_VISIBLE_DEVICES"),
+        mask=None if mask is None else "=".join(mask),
         visible=visible_gpus(),
         devices=tuple(openable),
     )

@@ -281,7 +281,7 @@ def see(node: int, mask: str, *devices: str) -> SeenGpus:
     return SeenGpus(
         hostname=f"n{node}",
         node_rank=node,
-        mask=mask,
+        mask=f"CUDA_VISIBLE_DEVICES={mask}",
         visible=tuple(filter(None, mask.split(","))),
         devices=devices,
     )
@@ -293,6 +293,14 @@ def see(node: int, mask: str, *devices: str) -> SeenGpus:
         pytest.param([see(0, "0,1")] * 2 + [see(1, "0,1")] * 2, id="gpus-per-node"),
         pytest.param([see(0, "0"), see(0, "1"), see(1, "0")], id="gpus-per-task"),
         pytest.param([see(0, "0", "nvidia0"), see(0, "0", "nvidia1")], id="ConstrainDevices"),
+        # Both see it as their first.
+        pytest.param(
+            [
+                replace(see(0, "0"), mask="ROCR_VISIBLE_DEVICES=4"),
+                replace(see(0, "0"), mask="ROCR_VISIBLE_DEVICES=5"),
+            ],
+            id="AMD",
+        ),
     ],
 )
 def test_ranks_that_see_gpus_of_their_own_are_started(ranks: list[SeenGpus]):

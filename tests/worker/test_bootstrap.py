@@ -14,7 +14,9 @@ from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import (
     check_collective,
     explain_wrong_size,
+    gpu_devices,
     gpus_of_ranks,
+    see_gpus,
     visible_gpus,
 )
 from tests import runs
@@ -78,6 +80,56 @@ def test_visible_gpus_are_read_from_cuda_visible_devices(
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert visible_gpus() == gpus
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus", "mask"),
+    [
+        # HIP numbers anew what ROCm's runtime leaves, and then reads the others.
+        ({"ROCR_VISIBLE_DEVICES": "4,5"}, ("0", "1"), "ROCR_VISIBLE_DEVICES=4,5"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-1f"}, ("0",), "ROCR_VISIBLE_DEVICES=GPU-1f"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, (), "ROCR_VISIBLE_DEVICES="),
+        (
+            {"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "1"},
+            ("1",),
+            "HIP_VISIBLE_DEVICES=1",
+        ),
+        (
+            {"ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": ""},
+            (),
+            "CUDA_VISIBLE_DEVICES=",
+        ),
+    ],
+)
+def test_visible_gpus_of_amd_are_read_from_the_variables_of_rocm(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], gpus: tuple[str, ...], mask: str
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert visible_gpus() == gpus
+    assert see_gpus(make_world()).mask == mask
+
+
+def test_each_gpu_has_a_device_file(tmp_path: Path):
+    def make(name: str, content: str = "") -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+    make("dev/null")
+    assert gpu_devices(str(tmp_path)) == []
+    # The second is that of a server's display.
+    for number, vendor in ((128, "0x1002"), (129, "0x1a03"), (130, "0x1002")):
+        make(f"dev/dri/renderD{number}")
+        make(f"dev/dri/card{number - 128}")
+        make(f"sys/class/drm/renderD{number}/device/vendor", f"{vendor}\n")
+    assert gpu_devices(str(tmp_path)) == [], "the driver for computing is not loaded"
+    make("dev/kfd")
+    assert gpu_devices(str(tmp_path)) == ["dri/renderD128", "dri/renderD130"]
+    for name in ("nvidia1", "nvidia0", "nvidiactl", "nvidia-uvm"):
+        make(f"dev/{name}")
+    assert gpu_devices(str(tmp_path)) == ["nvidia0", "nvidia1"]
 
 
 def test_ranks_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch):
