@@ -6,7 +6,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -193,14 +193,15 @@ def as_array(name: str, values: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def _refuse_mixed(name: str, rows: Iterable[Any]) -> None:
-    """Refuse anything but texts in a column that has some; what is missing may be null."""
+def _refuse_mixed(name: str, rows: Sequence[Any] | np.ndarray[Any, Any]) -> None:
+    """Refuse objects, and anything but texts and null in a column that has texts."""
     for row, value in _cells(rows):
         if isinstance(value, dict):
             raise ConfigError(
                 f"row {row}, column {name!r}: {json.dumps(value)[:80]} is neither a number, nor a "
                 f"text, nor a list of them."
             )
+    for row, value in _cells(rows):
         if not isinstance(value, str) and value is not None:
             raise ConfigError(
                 f"row {row}, column {name!r}: {value!r:.80} in a column that has texts. Send all "

@@ -214,6 +214,7 @@ def test_times_are_answered_as_texts():
         ([["a", "b"], ["c", 2]], "row 1, column 'x': 2 in a column that has texts"),
         ([[True, "x"]], "row 0, column 'x': True in a column that has texts"),
         ([["a", 10**400]], "in a column that has texts"),
+        ([1, {"a": 1}], "row 1, column 'x': {\"a\": 1} is neither a number"),
         ([[{"a": 1}]], "row 0, column 'x': {\"a\": 1} is neither a number"),
     ],
     ids=lambda value: str(value)[:20],
