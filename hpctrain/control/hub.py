@@ -195,11 +195,12 @@ class Hub:
             header["ranks"] = sorted(ranks)
         raw = encode_frame(header, body)
         peers = (
-            set(map(id, self._peer_of.values()))
+            self._peer_of.values()
             if ranks is None
-            else {id(self._peer_of[rank]) for rank in ranks if rank in self._peer_of}
+            else (self._peer_of[rank] for rank in ranks if rank in self._peer_of)
         )
-        self._post(raw, [peer for peer in self._peers.values() if id(peer) in peers])
+        # Not a look at all peers: a write slot goes to one rank of perhaps ten thousand nodes.
+        self._post(raw, list({id(peer): peer for peer in peers if not peer.frames.closed}.values()))
 
     def send_agents(self, op: str, **details: Any) -> None:
         """Send a command to the agents themselves."""

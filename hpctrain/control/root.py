@@ -116,6 +116,8 @@ class Root:
         self._arrived = arrived
         self._deliver = received
         self._branches: list[Branch] = []
+        # Of those that have joined and are not given up.
+        self._num_living = 0
         self._trunks: list[_Trunk] = []
         self._sent: Unacknowledged[tuple[frozenset[int] | None, bytes]] = Unacknowledged()
 
@@ -134,8 +136,7 @@ class Root:
 
     def post(self, raw: bytes, branches: Collection[Branch]) -> None:
         """Send a frame to some agents, or to all."""
-        living = sum(branch.has_joined and not branch.closed for branch in self._branches)
-        nodes = None if len(branches) == living else frozenset(b.index for b in branches)
+        nodes = None if len(branches) == self._num_living else frozenset(b.index for b in branches)
         number = self._sent.add((nodes, raw), num_bytes=len(raw))
         ways: dict[_Trunk, list[int] | None] = {}
         if nodes is None:
@@ -255,6 +256,7 @@ class Root:
             self._post(trunk, batch)
         if not branch.has_joined:
             branch.has_joined = True
+            self._num_living += 1
             self._arrived(branch)
 
     def _take_items(self, batch: Frame) -> list[Frame]:
@@ -300,6 +302,7 @@ class Root:
 
     def _give_up(self, branch: Branch) -> None:
         """Let nothing more come from an agent, nor from what it may still have to pass on."""
+        self._num_living -= branch.has_joined
         trunk, branch.trunk = branch.trunk, None
         if trunk is None or trunk.frames.closed:
             return

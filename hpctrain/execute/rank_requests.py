@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 from hpctrain.execute.executor_record import ExecutorRecord
@@ -54,8 +55,12 @@ class RankRequests:
             for rank, number, wanted in tracker.slots:
                 self._slots.receive(rank, number, wanted=wanted)
             tracker.slots.clear()
+            granted: defaultdict[int, list[int]] = defaultdict(list)
             for rank, number in self._slots.grant().items():
-                broadcast("slot", ranks=[rank], number=number)
+                granted[number].append(rank)
+            # One frame for all: each costs its way through the tree of agents.
+            for number, ranks in granted.items():
+                broadcast("slot", ranks=ranks, number=number)
         due = {report for report in tracker.asked if report <= recorded}
         if due:
             try:

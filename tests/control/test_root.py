@@ -266,3 +266,21 @@ def test_an_agent_that_was_given_up_meanwhile_is_cut_off_when_it_joins(played: P
     played.branches[0].closed = True
     (answer,) = played.join(second, 0, 2)
     assert (answer.op, answer.header["node"]) == ("drop", 0)
+
+
+def test_a_frame_for_all_that_live_names_none_of_them(played: Played):
+    first, second = played.connect(), played.connect()
+    for end in (first, second):
+        played.join(end, played.ask(end).header["index"], 1)
+    played.ask(played.connect())
+    played.join(first, 2, 1)
+    # One is given up by the owner, and one loses its connection.
+    played.branches[2].close()
+    first.receive()
+    played.root.post(b"for both", played.branches[:2])
+    assert passed_on(first.receive()) == [[1, None]]
+    first.close()
+    played.poll()
+    assert played.gone == [0]
+    played.root.post(b"for the last", [played.branches[1]])
+    assert passed_on(second.receive()) == [[1, None], [2, None]]
