@@ -26,6 +26,9 @@ class Limits:
     """Bytes of one request."""
     body_s: float = timeouts.REQUEST_BODY_S
     """Seconds in which the whole request must arrive."""
+    discarded_bytes: int = 64 << 20
+    """Bytes beyond `body_bytes` that are read, to nowhere, from a client that may send a request.
+    Most clients look for an answer only when they have sent all."""
     requests: int = 64
     """Requests in progress; further ones are answered with 503."""
 
@@ -55,21 +58,47 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
         if not self._knows_token(headers.get(b"authorization", b"")):
             refuse = (b"www-authenticate", b"Bearer")
             await _answer(send, 401, "a valid token is needed", [refuse])
-        elif length.isdigit() and int(length) > self._limits.body_bytes:
-            await _answer(send, 413, self._too_large())
         elif self._requests >= self._limits.requests:
             text = f"{self._requests} requests are being answered; try again"
             await _answer(send, 503, text, [(b"retry-after", b"1")])
         else:
             self._requests += 1
             try:
-                await self._app(scope, self._bounded(receive), send)
+                await self._take(scope, headers, receive, send)
             finally:
                 self._requests -= 1
+
+    async def _take(
+        self, scope: dict[str, Any], headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        given = headers.get(b"content-length", b"0")
+        length = int(given) if given.isdigit() else 0
+        if length <= self._limits.body_bytes:
+            await self._app(scope, self._bounded(receive), send)
+            return
+        # Whoever asks first, as curl does, has not begun to send.
+        is_sent = headers.get(b"expect", b"").lower() != b"100-continue"
+        if is_sent and length <= self._limits.body_bytes + self._limits.discarded_bytes:
+            await self._discard(receive, length, self._deadline())
+        await _answer(send, 413, self._too_large())
+
+    async def _discard(self, receive: Receive, num_bytes: int, deadline: float) -> None:
+        """Read so many bytes of a body, or up to its end."""
+        while num_bytes > 0:
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                message = await asyncio.wait_for(receive(), max(left, 0.0))
+            except asyncio.TimeoutError:
+                return
+            num_bytes -= len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._limits.body_s
 
     def _knows_token(self, authorization: bytes) -> bool:
         if self._expected is None:
@@ -82,7 +111,7 @@ class Guard:
         # Installed with FastAPI.
         from starlette.exceptions import HTTPException
 
-        deadline = asyncio.get_running_loop().time() + self._limits.body_s
+        deadline = self._deadline()
         is_complete, size = False, 0
 
         async def read() -> Message:
@@ -98,6 +127,8 @@ class Guard:
             size += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
             if size > self._limits.body_bytes:
+                if not is_complete:
+                    await self._discard(receive, self._limits.discarded_bytes, deadline)
                 raise HTTPException(413, self._too_large(), headers={"connection": "close"})
             return message
 

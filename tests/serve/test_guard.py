@@ -82,8 +82,26 @@ def test_nothing_is_read_without_the_token_or_over_the_limit() -> None:
 
 def test_a_body_without_a_length_is_read_up_to_the_limit() -> None:
     request = Request(*[b" " * 10] * 100)
-    assert answer_all([request], Limits(body_bytes=95)) == [413]
+    assert answer_all([request], Limits(body_bytes=95, discarded_bytes=0)) == [413]
     assert request.read == 10
+
+
+def test_of_a_body_over_the_limit_more_is_read_so_that_its_client_sees_the_answer() -> None:
+    parts = [b" " * 10] * 100
+    limits = Limits(body_bytes=95, discarded_bytes=905)
+    requests = [Request(*parts), Request(*parts, length=1000)]
+    assert answer_all(requests, limits) == [413, 413]
+    assert [request.read for request in requests] == [100, 100]
+    # Some, but not for ever.
+    limits = Limits(body_bytes=95, discarded_bytes=200, body_s=0.1)
+    requests = [Request(*parts), Request(*parts, length=1000), Request(None, length=200)]
+    assert answer_all(requests, limits) == [413, 413, 413]
+    assert [request.read for request in requests] == [30, 0, 1]
+    # Who asks first has not begun to send.
+    asking = Request(None, length=200)
+    asking.scope["headers"].append((b"expect", b"100-continue"))
+    assert answer_all([asking], limits) == [413]
+    assert asking.read == 0
 
 
 @pytest.mark.parametrize("parts", [(None,), (BODY[:5], None)])
