@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from errno import ENOENT
+from errno import ELOOP, ENOENT
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
@@ -84,8 +84,10 @@ class Scratch:
                 source = Path(folder, name)
                 try:
                     found = source.stat()
-                except FileNotFoundError:
-                    continue
+                except OSError as error:
+                    if error.errno in (ENOENT, ELOOP):
+                        continue
+                    raise
                 mark = (found.st_size, found.st_mtime_ns)
                 if not stat.S_ISREG(found.st_mode) or self._copied.get(source) == mark:
                     continue
@@ -95,7 +97,13 @@ class Scratch:
                 beside = copy.with_name(f".hpctrain-{self.path.name}")
                 # What a kill left.
                 beside.unlink(missing_ok=True)
-                bulk.copy(source, beside)
+                try:
+                    bulk.copy(source, beside)
+                except FileNotFoundError:
+                    if os.path.lexists(source):
+                        raise
+                    beside.unlink(missing_ok=True)
+                    continue
                 os.replace(beside, copy)
                 self._copied[source] = mark
 

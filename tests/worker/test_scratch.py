@@ -129,6 +129,7 @@ def test_artifacts_with_the_longest_names_are_copied_and_what_is_no_file_is_left
     (scratch.artifacts / "sub").mkdir()
     (scratch.artifacts / "sub/b").write_text("b")
     (scratch.artifacts / "nothing").symlink_to("gone")
+    (scratch.artifacts / "loop").symlink_to("loop")
     os.mkfifo(scratch.artifacts / "pipe")
     # The path of a socket may be no longer than 107 bytes.
     monkeypatch.chdir(scratch.artifacts)
@@ -155,6 +156,34 @@ def test_what_is_deleted_while_artifacts_are_copied_is_none_of_them(tmp_path: Pa
     scratch.copy_artifacts(tmp_path / "artifacts", Cleaning())
     (copied,) = (tmp_path / "artifacts").iterdir()
     assert copied.read_text() == copied.name
+
+
+def test_what_is_deleted_when_its_copy_begins_is_left_out(tmp_path: Path):
+    scratch = Scratch(tmp_path, run=tmp_path / "run", rank=0)
+    for name in ("kept", "temporary"):
+        (scratch.artifacts / name).write_text(name)
+
+    class Late(Bulk):
+        def copy(self, source: Path, target: Path) -> Copied | None:
+            if source.name == "temporary":
+                source.unlink()
+            return super().copy(source, target)
+
+    scratch.copy_artifacts(tmp_path / "artifacts", Late())
+    assert os.listdir(tmp_path / "artifacts") == ["kept"]
+
+
+def test_an_artifact_that_is_there_and_cannot_be_copied_is_an_error(tmp_path: Path):
+    scratch = Scratch(tmp_path, run=tmp_path / "run", rank=0)
+    (scratch.artifacts / "a").write_text("a")
+
+    class Nowhere(Bulk):
+        def copy(self, source: Path, target: Path) -> Copied | None:
+            target.parent.rmdir()
+            return super().copy(source, target)
+
+    with pytest.raises(FileNotFoundError):
+        scratch.copy_artifacts(tmp_path / "artifacts", Nowhere())
 
 
 def test_what_a_killed_attempt_left_is_deleted(tmp_path: Path):
