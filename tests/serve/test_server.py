@@ -56,7 +56,7 @@ def await_url(process: subprocess.Popen[str]) -> tuple[str, str]:
     raise AssertionError(f"ended with status {process.wait()}")
 
 
-def await_ready(url: str, *, timeout_s: float = 30) -> None:
+def await_ready(url: str, *, timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
