@@ -16,6 +16,7 @@ from hpctrain.execute.failure_policy import (
     decide,
     interpret_signal,
 )
+from hpctrain.execute.question import Question
 from hpctrain.execute.recorder import Recorder
 from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.execute.time_limit import TimeLimit
@@ -32,6 +33,9 @@ from hpctrain.slurm_config import time_limit_minutes
 # srun and mpiexec name the signal that ended a process. A warning reaches every step of a job, and
 # it ends what has just begun there, as agents and ranks handle it only when Python has started.
 _KILLED_BY_WARNING = re.compile(r"User defined signal 2|srun: error: .*: User defined signal 1\b")
+
+# As a rule Slurm answers sooner. Ranks receive the stop after it even if no answer has come.
+_ANSWER_S = 1.0
 
 
 class Preemption:
@@ -63,6 +67,8 @@ class Preemption:
         self._total_deadline: float | None = None
         self._total_end: float | None = None
         self._noted_end: float | None = None
+        # What a signal means that the run stops for already.
+        self._asked: tuple[Question[Job | None], str, StopNotice] | None = None
         # Slurm warns, if it was asked to, the steps that there are: in a short job, which it may
         # look at only once before its end, that can be before the first.
         self._time_limit = TimeLimit(notice_s=plan.stop_notice_s) if plan.in_job else None
@@ -83,6 +89,7 @@ class Preemption:
 
     def step(self) -> None:
         """See if the run is to leave while its ranks are well."""
+        self._refine()
         if self._signals and self._recorder.decision.yields_to(StopKind.PREEMPTION):
             self._recorder.request_stop(self.interpret(self._signals[0]))
         if self._time_limit is not None and self._recorder.decision.yields_to(StopKind.TIME_LIMIT):
@@ -95,10 +102,30 @@ class Preemption:
             self._stop_for_total_time()
 
     def interpret(self, name: str) -> StopNotice:
-        """Return what a signal from outside means; asks Slurm."""
-        return interpret_signal(
-            name, self._read_job(), now=time.time(), notice_s=self._plan.stop_notice_s
-        )
+        """Return what a signal from outside means; asks Slurm, and waits for it for a moment.
+
+        A later `step` refines the stop that follows, once Slurm has answered.
+        """
+        question = Question(self._read_job, name="hpctrain-signal")
+        question.wait(_ANSWER_S)
+        is_open = question.is_open
+        notice = self._describe(name, None if is_open else question.answer)
+        if is_open:
+            self._asked = question, name, notice
+        return notice
+
+    def _refine(self, patience_s: float = 0.0) -> None:
+        """Take in what a signal meant, if Slurm has answered."""
+        if self._asked is None:
+            return
+        question, name, before = self._asked
+        question.wait(patience_s)
+        if not question.is_open:
+            self._asked = None
+            self._recorder.refine_stop(before, self._describe(name, question.answer))
+
+    def _describe(self, name: str, job: Job | None) -> StopNotice:
+        return interpret_signal(name, job, now=time.time(), notice_s=self._plan.stop_notice_s)
 
     def look_after_failure(self, tracker: AttemptTracker, error: BaseException) -> None:
         """See if ranks have failed, or could not start, because Slurm ends the job, or has done so.
@@ -110,18 +137,20 @@ class Preemption:
         error
             What has ended the attempt.
         """
+        # Which budget pays for the end follows from the answer.
+        self._refine(timeouts.CONTROLLER_S)
         if self._recorder.stop is not None:
             return
         is_sign = tracker.signals or any(tracker.lost.values()) or isinstance(error, LaunchError)
         warning = _warning_that_killed(error) if self._plan.in_job else None
         if self._signals:
-            self._recorder.request_stop(self.interpret(self._signals[0]))
+            self._recorder.request_stop(self._describe(self._signals[0], self._read_job()))
         elif warning is not None:
-            self._recorder.request_stop(self.interpret(warning))
+            self._recorder.request_stop(self._describe(warning, self._read_job()))
         elif self._plan.in_job and is_sign:
             job = self._read_job()
             if job is not None and (job.is_preempted or not job.is_running):
-                self._recorder.request_stop(self.interpret("SIGTERM"))
+                self._recorder.request_stop(self._describe("SIGTERM", job))
 
     def give_job_up(self, why: str) -> None:
         """Let the run leave for want of nodes."""
@@ -152,6 +181,7 @@ class Preemption:
             If Slurm does not answer what becomes of the job, or takes no other one.
         """
         recorder = self._recorder
+        self._refine(timeouts.CONTROLLER_S)
         recorder.check_stop_request()
         notice = recorder.stop
         if notice is None or notice.kind.failure is None or not self._plan.in_job:

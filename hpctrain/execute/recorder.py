@@ -104,6 +104,10 @@ class Recorder:
         """Let the run stop, unless a reason that weighs as much stands already."""
         self.decision = self.decision.after_request(notice)
 
+    def refine_stop(self, before: StopNotice, after: StopNotice) -> None:
+        """Let `after` take the place of `before` where that stands, as more is known of it."""
+        self.decision = self.decision.after_answer(before, after)
+
     def withdraw_stop(self, kind: StopKind) -> None:
         """Let the run continue if this reason stands: it holds no more."""
         self.decision = self.decision.after_withdrawal(kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -97,12 +96,32 @@ class StopDecision:
 
         The job ends when it ends, whatever the reason: the earlier deadline is kept.
         """
-        if not self.yields_to(notice.kind):
+        if self.notice is None:
+            return replace(self, notice=notice)
+        stands = notice if self.yields_to(notice.kind) else self.notice
+        return self._standing(stands, _earlier(self.notice.deadline, notice.deadline))
+
+    def after_answer(self, before: StopNotice, after: StopNotice) -> StopDecision:
+        """Return the decision once more is known of a reason that was given.
+
+        Parameters
+        ----------
+        before
+            The reason as it was given. If another one stands meanwhile, that stays.
+        after
+            What it has turned out to be.
+        """
+        if self.notice is None:
             return self
-        if self.notice is not None and self.notice.deadline is not None:
-            earlier = min(self.notice.deadline, notice.deadline or math.inf)
-            notice = replace(notice, deadline=earlier)
-        return replace(self, notice=notice)
+        if (self.notice.kind, self.notice.why) != (before.kind, before.why):
+            return self.after_request(after)
+        return self._standing(after, _earlier(self.notice.deadline, after.deadline))
+
+    def _standing(self, notice: StopNotice, deadline: float | None) -> StopDecision:
+        # A decision that stays the same object has not changed for who acts on it.
+        if notice.deadline != deadline:
+            notice = replace(notice, deadline=deadline)
+        return self if notice is self.notice else replace(self, notice=notice)
 
     def after_withdrawal(self, kind: StopKind) -> StopDecision:
         """Return the decision once a reason of this kind holds no more; another one stays."""
@@ -147,3 +166,8 @@ class StopDecision:
             Whether a rank knew that it should stop. Otherwise all have come to their own end.
         """
         return self.notice is not None and notified and self.criterion is None
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    """Return the earlier of two deadlines, of which none may be known."""
+    return min((each for each in (one, other) if each is not None), default=None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError
+from hpctrain.execute.question import Question
 from hpctrain.execute.stop_decision import StopKind, StopNotice
 from hpctrain.log import log
 from hpctrain.slurm.job import read_own_job
@@ -35,8 +35,8 @@ class TimeLimit:
         self._notice_s = notice_s
         self._clock = clock
         self._end: float | None = None
-        self._question: _Question | None = None
-        self._check: _Question | None = None
+        self._question: Question[float | None] | None = None
+        self._check: Question[float | None] | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._ask_at: float | None = None
 
@@ -52,7 +52,7 @@ class TimeLimit:
         if given is not None and given.isdigit():
             self._take(float(given))
         else:
-            self._question = _Question()
+            self._question = _begin_question()
 
     def step(self) -> StopNotice | None:
         """Return that the run is to stop, once, when it is time; never waits. Not collective."""
@@ -61,12 +61,12 @@ class TimeLimit:
             return None
         # An administrator may have moved it.
         if self._check is None:
-            self._check = _Question()
+            self._check = _begin_question()
         if self._check.is_open:
             return None
         check, self._check = self._check, None
         if check.error is None:
-            self._end = check.end
+            self._end = check.answer
             if not self._is_due():
                 return None
         else:
@@ -81,12 +81,12 @@ class TimeLimit:
     def _look_for_answer(self) -> None:
         """Take the answer to the first question; ask again, less and less often, without one."""
         if self._ask_at is not None and self._clock() >= self._ask_at:
-            self._ask_at, self._question = None, _Question()
+            self._ask_at, self._question = None, _begin_question()
         if self._question is None or self._question.is_open:
             return
         question, self._question = self._question, None
         if question.error is None:
-            self._take(question.end)
+            self._take(question.answer)
             return
         if self._pause_s == _FIRST_PAUSE_S:
             log(f"when the time limit of this job ends is not known yet: {question.error}")
@@ -99,30 +99,13 @@ class TimeLimit:
             self._notice_s = min(self._notice_s, max(0.0, end - time.time()) / 4)
 
 
-class _Question:
-    """Asks Slurm once when the job ends, on a thread of its own."""
+def _begin_question() -> Question[float | None]:
+    return Question(_ask_end, name="hpctrain-time-limit")
 
-    def __init__(self) -> None:
-        # None is an answer: that of a job without a time limit.
-        self.end: float | None = None
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="hpctrain-time-limit", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            # Where there may be no more threads at this moment.
-            self.error = error
 
-    @property
-    def is_open(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            job = read_own_job(patience_s=timeouts.TIME_LIMIT_QUESTION_S)
-            if job is not None and job.end_time is None and not job.is_unlimited:
-                raise LaunchError(f"Slurm does not say when job {job.job_id} ends.")
-            self.end = None if job is None else job.end_time
-        # Whatever it is, it must not pass for an answer.
-        except Exception as error:
-            self.error = error
+def _ask_end() -> float | None:
+    """Return when the job of this process ends; None if it has no limit."""
+    job = read_own_job(patience_s=timeouts.TIME_LIMIT_QUESTION_S)
+    if job is not None and job.end_time is None and not job.is_unlimited:
+        raise LaunchError(f"Slurm does not say when job {job.job_id} ends.")
+    return None if job is None else job.end_time

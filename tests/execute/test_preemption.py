@@ -55,6 +55,9 @@ class Wishes:
     def request_stop(self, notice: StopNotice) -> None:
         self.decision = self.decision.after_request(notice)
 
+    def refine_stop(self, before: StopNotice, after: StopNotice) -> None:
+        self.decision = self.decision.after_answer(before, after)
+
 
 def preemption(launcher: Any, recorder: Wishes, *, tuner_sign: str | None = None) -> Preemption:
     plan = replace(make_plan(launcher, num_workers=1, cpus=4), tuner_sign=tuner_sign)
@@ -137,6 +140,39 @@ def test_a_warning_that_kills_what_is_being_started_is_one_all_the_same(
     error = LaunchError(f"the agents of the nodes did not start: {printed}")
     preemption("allocation", recorder).look_after_failure(tracker, error)
     assert (recorder.stop and recorder.stop.kind) is kind
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_ranks_receive_a_stop_before_slurm_has_answered_why(
+    monkeypatch: pytest.MonkeyPatch, has_failed: bool
+) -> None:
+    answers = threading.Event()
+    job = Job(job_id="7", state="RUNNING", end_time=time.time() + 60)
+
+    def ask(*, patience_s: float) -> Job:
+        assert answers.wait(60)
+        return job
+
+    monkeypatch.setattr(preemption_module, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(preemption_module, "read_own_job", ask)
+    recorder = Wishes()
+    of_run = preemption("slurm", recorder)
+    of_run._signals.append("SIGUSR2")
+    for _ in range(2):
+        of_run.step()
+        assert recorder.stop == StopNotice(kind=StopKind.PREEMPTION, why="it got SIGUSR2")
+    answers.set()
+    if has_failed:
+        # Which budget pays for that follows from the answer.
+        tracker = AttemptTracker(world_size=1, first_report=0)
+        of_run.look_after_failure(tracker, RunStoppedError("left"))
+    else:
+        for thread in threading.enumerate():
+            if thread.name == "hpctrain-signal":
+                thread.join(30)
+        of_run.step()
+    assert recorder.stop is not None
+    assert (recorder.stop.kind, recorder.stop.deadline) == (StopKind.TIME_LIMIT, job.end_time)
 
 
 LIMIT = "sbatch: error: AssocMaxSubmitJobLimit"

@@ -73,6 +73,24 @@ def test_a_reason_that_takes_the_place_of_another_does_not_put_off_the_end_of_th
     assert decision.notice == notice(StopKind.REQUEST, kept)
 
 
+def test_an_equal_reason_with_an_earlier_end_of_the_job_brings_that_forward():
+    limit = StopDecision().after_request(notice(StopKind.TIME_LIMIT, 2000.0))
+    later = limit.after_request(notice(StopKind.PREEMPTION, 3000.0))
+    assert later is limit
+    sooner = limit.after_request(notice(StopKind.PREEMPTION, 1030.0))
+    assert sooner.notice == notice(StopKind.TIME_LIMIT, 1030.0)
+
+
+def test_what_more_is_known_of_a_reason_replaces_it_unless_another_one_stands():
+    before = StopNotice(kind=StopKind.PREEMPTION, why="it got SIGUSR2")
+    after = StopNotice(kind=StopKind.TIME_LIMIT, why="the time limit ends", deadline=2000.0)
+    decision = StopDecision().after_request(before)
+    assert decision.after_answer(before, after).notice == after
+    assert StopDecision().after_answer(before, after).notice is None
+    asked = decision.after_request(notice(StopKind.REQUEST, None))
+    assert asked.after_answer(before, after).notice == notice(StopKind.REQUEST, 2000.0)
+
+
 @pytest.mark.parametrize(("stands", "withdrawn"), PAIRS)
 def test_only_the_reason_that_stands_can_be_withdrawn(stands: StopKind, withdrawn: StopKind):
     decision = decide(stands).after_withdrawal(withdrawn)
