@@ -209,10 +209,7 @@ class Executor:
         return placed[slow.node_rank] if slow.node_rank < len(placed) else slow.node
 
     def _may_wait(self) -> bool:
-        """Return whether the run is not to stop, while no rank runs.
-
-        Ranks of a run that has met its stop criterion are started again to return.
-        """
+        """Return whether no reason ends the run but that its stop criterion is met."""
         self._preemption.step()
         self.recorder.check_stop_request()
         return not self.recorder.decision.ends_early
@@ -324,12 +321,10 @@ class Executor:
         )
 
     def _start(self, group: WorkerGroup) -> None:
+        limit_s = self._run_config.failure_config.start_timeout_s
+        timeout_s = timeouts.set_by("FailureConfig(start_timeout_s=...)", limit_s)
         try:
-            limit_s = self._run_config.failure_config.start_timeout_s
-            group.start(
-                timeouts.set_by("FailureConfig(start_timeout_s=...)", limit_s),
-                check_stop=self._raise_if_stopped,
-            )
+            group.start(timeout_s, check_stop=self._raise_if_stopped)
         finally:
             self._run_record.note_health(group.health.verdict())
             if self._fork_server is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import CheckpointError, TrainingFailedError, WorkerError
+from hpctrain.errors import CheckpointError, HpctrainError, TrainingFailedError, WorkerError
 from hpctrain.execute.out_of_memory import advise_more_memory, describe_kill
 from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
@@ -122,7 +123,7 @@ def explain_failure(
     others = "the output of the ranks" if launcher_output is None else paths.launcher_log(attempt)
     lines = [
         f"rank {rank} of {len(workers)} on {hostname} failed {cause.where}: {cause.reason}",
-        f"  Log: {log if log.exists() else others}   "
+        f"  Log: {log if os.path.exists(log) else others}   "
         f"Last complete checkpoint: {checkpoint or 'none'}",
     ]
     cut_off = [other for other, relay in tracker.cut_off.items() if relay == rank]
@@ -133,7 +134,7 @@ def explain_failure(
     if cause.killed:
         lines.append(f"  {advise_more_memory(memory)}")
     lines += _lines_of_missing_parts(tracker, failure)
-    found_here = failure is not None and _is_found_here(failure, paths)
+    found_here = failure is not None and _is_found_here(failure.missing_module, paths)
     if failure is not None and failure.advice:
         lines.append(f"  {_NOT_ON_NODE.format(hostname) if found_here else failure.advice}")
     if failure is not None and failure.hint:
@@ -145,7 +146,7 @@ def explain_failure(
         rank=rank,
         hostname=hostname,
         worker_failures={r: f.to_exception() for r, f in tracker.failures.items()},
-        lasting=failure is not None and bool(failure.advice) and not found_here,
+        lasting=failure is not None and bool(failure.advice) and found_here is False,
     )
     if tracker.lost.get(rank):
         error.brief = f"node {hostname} is lost, with rank {rank}"
@@ -257,12 +258,14 @@ def name_next_step(error: TrainingFailedError, *, run: Path, checkpoint: Path | 
     )
 
 
-def _is_found_here(failure: RankFailure, paths: RunPaths) -> bool:
-    """Return whether the executor, which looks from another node or later, finds the module."""
-    if not failure.missing_module:
-        return False
-    settings = RunSpec.from_bytes(read_spec(paths)).settings
-    return not settings.in_container and is_found_here(failure.missing_module, settings.sys_path)
+def _is_found_here(module: str, paths: RunPaths) -> bool | None:
+    """Return whether the executor, elsewhere or later, finds a module; None if it cannot look."""
+    with suppress(OSError, HpctrainError):
+        settings = RunSpec.from_bytes(read_spec(paths)).settings if module else None
+        if settings is None or settings.in_container:
+            return False
+        return is_found_here(module, settings.sys_path)
+    return None
 
 
 def _crash_in(log: Path) -> tuple[str | None, str]:
@@ -391,7 +394,6 @@ def _holds(ranges: str, rank: int) -> bool:
 
 
 def _end_of(log: Path) -> str:
-    try:
+    with suppress(OSError):
         return read_end(log, 20_000).decode(errors="replace")
-    except OSError:
-        return ""
+    return ""

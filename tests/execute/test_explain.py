@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,11 @@ from hpctrain.errors import WorkerError
 from hpctrain.execute.explain import explain_failure, first_failure
 from hpctrain.execute.rendezvous import WorkerMetadata
 from hpctrain.execute.tracker import AttemptTracker
+from hpctrain.plan.spec import RunSpec
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.staging import StagedPart
 from hpctrain.worker.failure import RankFailure
+from tests.plans import SETTINGS
 
 # Recorded with MPICH 5.0; the ranks have the pids 100, 101, 102, 103.
 HYDRA_KILLED = """
@@ -434,3 +440,34 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_so_by_its_wait_status_too(
 ):
     lose(tracker, 1, memory=KILLED)
     assert "killed by the kernel, out of memory" in str(explain(tracker, paths, death=(1, 9)))
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_where_the_storage_is_away_a_failure_is_explained_and_does_not_last(
+    tracker: AttemptTracker, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, away: bool
+):
+    advice = "Install it on all nodes: pip install timm"
+    fail(tracker, 1, "No module named 'timm'", advice=advice, missing_module="timm")
+    spec = RunSpec(
+        trainer="T",
+        backend="B",
+        fingerprint="f",
+        digests={},
+        settings=SETTINGS,
+        worker=b"",
+        executor=b"",
+    )
+    paths.spec.write_bytes(spec.to_bytes())
+    paths.spec.chmod(0o600)
+    stat, opened = os.stat, os.open
+
+    def refuse(path: Any, *args: Any, real: Callable[..., Any], **how: Any) -> Any:
+        if away and str(path).startswith(str(paths.root)):
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return real(path, *args, **how)
+
+    monkeypatch.setattr(os, "stat", partial(refuse, real=stat))
+    monkeypatch.setattr(os, "open", partial(refuse, real=opened))
+    error = explain(tracker, paths)
+    assert advice in str(error)
+    assert error.lasting is not away
