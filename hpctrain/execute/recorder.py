@@ -169,11 +169,11 @@ class Recorder:
             # It was met when another executor had the run.
             self.decision = self.decision.after_criterion(*met)
         remove_return_value(run_record)
-        if manifest is not None and not self._expected.is_settled:
-            for known in self.checkpoints.store.manifests():
-                self._expected.note(known.metrics)
         if manifest is not None:
-            self.validations.add(self.checkpoints.store.manifests())
+            known = self.checkpoints.store.known_manifests()
+            for one in () if self._expected.is_settled else known:
+                self._expected.note(one.metrics)
+            self.validations.add(known)
         checkpoint = choose_checkpoint(self.checkpoints.latest, resume_from)
         start = AttemptStart(
             attempt=attempt,

@@ -58,7 +58,7 @@ class RunCheckpoints:
 
     def newest(self) -> Manifest | None:
         """Return the newest one on disk; None where there is none."""
-        manifests = retry(self.store.manifests, patience_s=sum(_PAUSES_S))
+        manifests = retry(self.store.known_manifests, patience_s=sum(_PAUSES_S))
         return max(manifests, key=lambda manifest: manifest.report, default=None)
 
     def begin_attempt(self, check_stop: Callable[[], None] = lambda: None) -> Manifest | None:

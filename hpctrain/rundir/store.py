@@ -182,9 +182,12 @@ class CheckpointStore:
 
         Reads those only that it has not read before.
         """
+        return [entry.manifest for entry in self._known_entries() if entry.manifest is not None]
+
+    def _known_entries(self) -> list[Entry]:
         entries = sorted(self._scan(self._known.read), key=_by_report)
         self._known.keep_only([entry.path for entry in entries])
-        return [entry.manifest for entry in entries if entry.manifest is not None]
+        return entries
 
     def set_aside(self) -> list[str]:
         """Return the names of what was set aside as damaged. Not collective."""
@@ -225,29 +228,29 @@ class CheckpointStore:
             If one that may be the newest good one cannot be read just now. Nothing is set aside: in
             an outage that would be all of them.
         """
-        entries = self.entries()
-        problems = [entry.problem for entry in entries if entry.problem is not None]
+        # Many checkpoints of many files take long to read, and only one of them is looked for.
+        entries = self._known_entries()
         for entry in entries:
             if entry.manifest is None and not entry.is_damaged:
                 raise UnreadableError(entry.problem)
-        damaged = [entry.path for entry in entries if entry.is_damaged]
+        damaged = {entry.path: entry.problem for entry in entries if entry.is_damaged}
         newest = None
-        for manifest in reversed([e.manifest for e in entries if e.manifest is not None]):
-            directory = self._directory / manifest.name
+        for path in reversed([entry.path for entry in entries if entry.manifest is not None]):
+            # With its files.
+            manifest = read_manifest(path)
             quick = _is_large(manifest) and manifest.name not in doubtful
             try:
-                verify_files(directory, manifest.files, quick=quick, check_stop=check_stop)
+                verify_files(path, manifest.files, quick=quick, check_stop=check_stop)
             except UnreadableError:
                 raise
             except CheckpointError as error:
-                problems.append(str(error))
-                damaged.append(directory)
+                damaged[path] = str(error)
                 continue
             newest = manifest
             break
         for path in damaged:
             self._set_aside(path)
-        return newest, problems
+        return newest, [str(problem) for problem in damaged.values()]
 
     def verify(self, manifest: Manifest, *, quick: bool = False) -> None:
         """Check sizes and digests of a checkpoint's files. Not collective.

@@ -24,6 +24,9 @@ from hpctrain.checkpoint import Checkpoint
 from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
 from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
+from hpctrain.rundir import manifest as manifest_module
+from hpctrain.rundir import store as store_module
+from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.reading import read_content
 from hpctrain.rundir.retention import rank_checkpoints
 from hpctrain.rundir.staging import StagedPart, check_name, seal, staging_directory
@@ -216,6 +219,26 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_the_newest(
         raise CheckpointError(told)
     assert names(directory) == ["000001", "000002.damaged"]
     assert store.newest_good() == (manifest, [])
+
+
+def test_of_many_checkpoints_the_files_of_the_newest_alone_are_kept_in_memory(
+    directory: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    for report in (1, 2, 3):
+        commit(directory, report)
+    read: list[str] = []
+    read_manifest = manifest_module.read_manifest
+
+    def watched(path: Path) -> Manifest:
+        read.append(path.name)
+        return read_manifest(path)
+
+    monkeypatch.setattr(store_module, "read_manifest", watched)
+    newest, _ = store.newest_good()
+    assert newest is not None
+    assert [file.path for file in newest.files] == ["model.bin"]
+    assert read == ["000003"]
+    assert [manifest.files for manifest in store.known_manifests()] == [(), (), ()]
 
 
 def test_a_run_that_is_to_stop_waits_for_one_file_of_a_checkpoint_and_sets_none_aside(
