@@ -9,12 +9,14 @@ from contextlib import suppress
 
 from hpctrain import environ
 from hpctrain.errors import LaunchError, NodeLostError, RunStoppedError
+from hpctrain.execute.failure_policy import classify_failure
 from hpctrain.execute.health import bad_nodes
 from hpctrain.execute.host_nodes import HostNodes
 from hpctrain.execute.usable_nodes import NodeSource, UsableNodes
 from hpctrain.execute.worker_group import WorkerGroup
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.resources import Placement, place_on_nodes
+from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.slurm.nodes import SlurmNodes, allocated_hosts
 
@@ -64,9 +66,20 @@ class NodePool:
         ------
         NodeLostError
             If the nodes that are left are too few.
+        LaunchError
+            If Slurm does not answer which nodes are usable.
         RunStoppedError
             If the run is to stop meanwhile.
         """
+        try:
+            return self._place()
+        except (LaunchError, NodeLostError) as error:
+            # No attempt begins whose end would count.
+            kind = classify_failure(error) if self._plan.in_job else FailureKind.START
+            self._note("not-placed", kind=kind, error=str(error))
+            raise
+
+    def _place(self) -> tuple[Placement, tuple[str, ...]]:
         self._used.clear()
         full, job_nodes = self._plan.placement, self._plan.job_nodes
         if self._nodes is None:

@@ -155,6 +155,7 @@ _TEMPLATES = {
     "node-slow-over": "node {node} is no longer slow, as of step {step}",
     "node-kept": "node {node} is slow, and is kept: {reason}",
     "node-left-out": "node {node} is left out: {reason}",
+    "not-placed": "the nodes of the next attempt cannot be chosen: {error}",
     "node-lost": "node {node} is lost: {reason}",
     "nodes-back": "nodes that were lost are back: {nodes}",
     "checkpoint-damaged": "{error}",

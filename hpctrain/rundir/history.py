@@ -47,17 +47,19 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
     first_report: dict[int, int] = {}
     used_s = 0.0
     begun: float | None = None
+    has_just_failed = False
     for event in events:
         if event["event"] == "fit" and not event.get("continues"):
             failures, without_progress, current = {}, 0, set()
             used_s, begun = 0.0, None
         elif event["event"] == "executor-started":
-            begun = event["time"]
+            begun, has_just_failed = event["time"], False
         elif event["event"] == "executor-ended" and begun is not None:
             used_s += max(0.0, end_time(event) - begun)
             begun = None
         elif event["event"] == "attempt-started":
             current.add(event["attempt"])
+            has_just_failed = False
             first_report[event["attempt"]] = event.get("first_report", 0)
         elif event["event"] == "attempt-ended" and event["attempt"] in current:
             # A line whose write succeeded and whose fsync did not is there twice.
@@ -71,6 +73,14 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             kind = FailureKind(event["kind"])
             failures[kind] = failures.get(kind, 0) + 1
             without_progress += not progressed
+            has_just_failed = True
+        elif event["event"] == "not-placed" and event.get("kind") is not None:
+            if not has_just_failed:
+                kind = FailureKind(event["kind"])
+                failures[kind] = failures.get(kind, 0) + 1
+                without_progress += 1
+            # What the attempt lost, as a rule: that counts once.
+            has_just_failed = False
     return History(failures=failures, without_progress=without_progress, used_s=used_s)
 
 

@@ -256,6 +256,24 @@ def test_a_run_is_stopped_while_nodes_are_tested_whose_agents_have_not_come(
     assert len(FakeGroup.made) == 1
 
 
+def test_a_run_whose_nodes_slurm_never_tells_is_not_restarted_without_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    class Away:
+        def usable(self) -> dict[str, bool]:
+            raise LaunchError("Slurm does not answer", transient=True)
+
+    def make_pool(plan: LaunchPlan, _: RunPaths, *, mpiexec: Any, **options: Any) -> NodePool:
+        pool = NodePool(plan, source=Away(), **options)  # type: ignore[arg-type]
+        pool._suspects.add("node1")
+        return pool
+
+    monkeypatch.setattr(executor, "make_node_pool", make_pool)
+    with pytest.raises(LaunchError, match="Slurm does not answer"):
+        run.execute(controller_failure_limit=2)
+    assert [event["kind"] for event in run.events("not-placed")] == ["start"] * 3
+
+
 def test_an_attempt_of_an_executor_that_died_counts_and_the_next_one_follows(run: Run):
     record = RunRecord(run.paths)
     record.append("executor-started", job_id=None, restarts=0)

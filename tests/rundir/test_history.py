@@ -66,6 +66,20 @@ def test_an_attempt_that_did_not_fail_and_left_a_newer_checkpoint_is_progress():
     assert read_history([*events, *attempt(4, None, begins=100, saved=100)]).without_progress == 1
 
 
+def test_nodes_that_cannot_be_chosen_count_once_beside_the_attempt_that_lost_them():
+    short = {"event": "not-placed", "kind": "preemption"}
+    begun = {"event": "executor-started", "time": 0.0}
+    events = [fit(), begun, *attempt(1, "preemption"), short]
+    assert read_history(events).failures == {FailureKind.PREEMPTION: 1}
+    # In the next job they are too few from its beginning.
+    events += [begun, short]
+    assert read_history(events).without_progress == 2
+    silent = {"event": "not-placed", "kind": "start"}
+    history = read_history([*events, silent, silent])
+    assert history.failures == {FailureKind.PREEMPTION: 2, FailureKind.START: 2}
+    assert history.without_progress == 4
+
+
 def test_an_end_that_was_written_twice_is_one_failure():
     started, ended = attempt(1, "worker")
     history = read_history([fit(), started, ended, ended])
