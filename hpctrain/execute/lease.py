@@ -9,21 +9,27 @@ from __future__ import annotations
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
-from hpctrain import timeouts
+from hpctrain import environ, timeouts
+from hpctrain.errors import LaunchError
 from hpctrain.execute.tuner_sign import leave_to_tuner, shows_life
+from hpctrain.log import log
 from hpctrain.own_time import OwnTime
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.plan import read_plan
 from hpctrain.rundir.run_record import RunRecord
 from hpctrain.rundir.states import RunEvent, RunState
-from hpctrain.rundir.status import read_status
+from hpctrain.rundir.status import RunStatus, read_status
+from hpctrain.slurm.client import retry
 from hpctrain.slurm.job import cancel_job, read_own_job, requeue
 from hpctrain.slurm.submit import submit_successor
 from hpctrain.worker.node_socket import node_name
 
 _LOOK_INTERVAL_S = 2.0
+# A controller that is away for longer than its commands wait may come back.
+_PAUSES_S = (60.0, 300.0, 900.0)
 
 
 def is_reachable(address: tuple[str, int]) -> bool:
@@ -67,12 +73,38 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
             # The executor's supervisor, or Slurm, sees to it as a rule.
             patience_s = max(lease_s, timeouts.EXECUTOR_RESTART_S)
         time.sleep(_LOOK_INTERVAL_S)
+    for pause_s in (*_PAUSES_S, None):
+        present = read_status(paths)
+        if (present and present.mark) != (before and before.mark):
+            return
+        if _acts(paths, before, is_last=pause_s is None):
+            return
+        time.sleep(pause_s or 0.0)
+
+
+def _acts(paths: RunPaths, before: RunStatus | None, *, is_last: bool) -> bool:
+    """Let the run go on in another job; return False if Slurm refuses, and it is tried again.
+
+    Another agent may try meanwhile. After the last try the job is cancelled: it would keep its
+    nodes until its limit.
+    """
     attempt = 0 if before is None else before.attempt
     if not _is_first(paths, attempt):
-        return
-    host = None if before is None else before.owner_host
-    RunRecord(paths).append("executor-lost", host=host, attempt=attempt, found_by=node_name())
-    _continue_elsewhere(paths)
+        return True
+    record, host = RunRecord(paths), None if before is None else before.owner_host
+    record.append("executor-lost", host=host, attempt=attempt, found_by=node_name())
+    try:
+        own_id = _continue_elsewhere(paths)
+    except LaunchError as error:
+        log(f"the run cannot go on in another job: {error}")
+        if not is_last:
+            paths.lease(attempt).unlink(missing_ok=True)
+            return False
+        record.append("gave-up", reason=f"its executor is lost, and Slurm refuses: {error}")
+        own_id = _own_id()
+    if own_id is not None:
+        retry(partial(cancel_job, own_id), patience_s=timeouts.CONTROLLER_S)
+    return True
 
 
 def _is_first(paths: RunPaths, attempt: int) -> bool:
@@ -84,24 +116,49 @@ def _is_first(paths: RunPaths, attempt: int) -> bool:
     return True
 
 
-def _continue_elsewhere(paths: RunPaths) -> None:
-    """Let the run go on in this job, queued again, or in another one."""
+def _continue_elsewhere(paths: RunPaths) -> str | None:
+    """Let the run go on in this job, queued again, or in another one.
+
+    Returns
+    -------
+    str or None
+        The job to cancel: this one, if another one goes on.
+
+    Raises
+    ------
+    LaunchError
+        If Slurm refuses, or does not answer.
+    """
     job = read_own_job(patience_s=timeouts.CONTROLLER_S)
     if job is None or not job.is_running:
         # Slurm has noticed by itself.
-        return
+        return None
     plan = read_plan(paths, needs=["launch_plan"])["launch_plan"]
     if plan["requeue"] and job.is_batch and job.may_requeue:
-        # This process ends with the job.
-        requeue(job.own_id, patience_s=timeouts.CONTROLLER_S)
-        return
+        try:
+            # This process ends with the job.
+            requeue(job.own_id, patience_s=timeouts.CONTROLLER_S)
+            return None
+        except LaunchError as refusal:
+            if refusal.transient or plan["launcher"] != "slurm":
+                # It may be queued all the same.
+                raise
+            RunRecord(paths).append("requeue-refused", job_id=job.job_id, error=str(refusal))
     if plan["launcher"] == "slurm":
         sign = plan.get("tuner_sign")
         if sign and shows_life(Path(sign), patience_s=timeouts.TUNER_SIGN_S):
             _leave_to_tuner(paths, job.job_id)
         else:
             _submit_successor(paths, job.job_id)
-    cancel_job(job.own_id)
+    return job.own_id
+
+
+def _own_id() -> str | None:
+    """Return what `Job.own_id` is of the job of this process, which Slurm does not tell."""
+    task = environ.variable("SLURM_ARRAY_TASK_ID")
+    if task is not None:
+        return f"{environ.variable('SLURM_ARRAY_JOB_ID')}_{task}"
+    return environ.variable("SLURM_JOB_ID")
 
 
 def _submit_successor(paths: RunPaths, job_id: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.errors import LaunchError
 from hpctrain.execute import lease
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
@@ -24,14 +25,22 @@ class Slurm:
     def __init__(self) -> None:
         self.job: Job | None = None
         self.done: list[tuple[str, Any]] = []
+        self.refusals: dict[str, list[LaunchError]] = {}
+
+    def _refuse(self, what: str) -> None:
+        if refusals := self.refusals.get(what):
+            raise refusals.pop(0)
 
     def read_own_job(self, patience_s: float) -> Job | None:
+        self._refuse("read")
         return self.job
 
     def requeue(self, job_id: str, patience_s: float) -> None:
+        self._refuse("requeue")
         self.done.append(("requeue", job_id))
 
     def submit_successor(self, paths: RunPaths, **details: Any) -> str:
+        self._refuse("submit")
         self.done.append(("submit", details["checkpoint"]))
         return "8"
 
@@ -46,6 +55,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
         monkeypatch.setattr(lease, name, getattr(slurm, name))
     monkeypatch.setattr(lease, "is_reachable", lambda _: False)
     monkeypatch.setattr(lease, "_LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(lease, "_PAUSES_S", (0.01, 0.02))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     return slurm
 
 
@@ -90,6 +101,36 @@ def test_a_job_that_may_be_requeued_is(slurm: Slurm, paths: RunPaths):
     assert slurm.done == [("requeue", "7")]
     (event,) = read_events(paths)
     assert (event["event"], event["host"], event["attempt"]) == ("executor-lost", "node1", 2)
+
+
+def test_a_job_that_slurm_does_not_queue_again_has_a_successor(slurm: Slurm, paths: RunPaths):
+    slurm.job = running(is_batch=True, may_requeue=True)
+    slurm.refusals = {"requeue": [LaunchError("Requested operation is presently disabled")]}
+    lose(paths, launcher="slurm", requeue=True)
+    assert slurm.done == [("submit", "000004"), ("cancel", "7")]
+
+
+AWAY = LaunchError("Unable to contact slurm controller", transient=True)
+
+
+@pytest.mark.parametrize("what", ["read", "requeue"])
+def test_slurm_is_asked_again_once_it_answers(slurm: Slurm, paths: RunPaths, what: str):
+    slurm.job = running(is_batch=True, may_requeue=True)
+    slurm.refusals = {what: [AWAY, AWAY]}
+    lose(paths, launcher="slurm", requeue=True)
+    assert slurm.done == [("requeue", "7")]
+
+
+def test_of_a_run_that_cannot_go_on_the_job_is_cancelled(
+    slurm: Slurm, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    slurm.job = running()
+    slurm.refusals = {"submit": [LaunchError("AssocMaxSubmitJobLimit")] * 3}
+    lose(paths, launcher="slurm")
+    assert slurm.done == [("cancel", "7_3")]
+    assert [event["event"] for event in read_events(paths)][-1] == "gave-up"
 
 
 @pytest.mark.parametrize(("requeue", "act"), [(True, "requeue"), (False, "cancel")])
