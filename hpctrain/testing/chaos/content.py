@@ -2,17 +2,24 @@
 
 Pickles of equal values can differ: a string that occurs twice is written once if it is the same
 object, which it is no more after it was loaded. So files of torch and pickles are opened, and every
-number in them is compared, bit by bit. This runs code that the files name: they are the user's own.
+number in them is compared, bit by bit; of an object of any other class, what pickle would write of
+it. What cannot be compared differs. This runs code that the files name: they are the user's own.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
+import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
+
+_PLAIN = (type(None), bool, int, str, bytes, bytearray)
+_BY_NAME = (type, FunctionType, BuiltinFunctionType, ModuleType)
+"""What a pickle names, and does not hold."""
 
 
 def holds_the_same(one: Path, other: Path) -> bool:
@@ -32,26 +39,57 @@ def _load(path: Path) -> Any:
     return pickle.loads(path.read_bytes())
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any, compared: dict[tuple[int, int], Any] | None = None) -> bool:
+    compared = {} if compared is None else compared
     if type(one) is not type(other):
         return False
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
+    if type(one) in _PLAIN:
+        return bool(one == other)
+    if isinstance(one, _BY_NAME):
+        return one is other
     if isinstance(one, float):
         # Bits: NaN is equal to itself, and 0.0 is not -0.0.
         return struct.pack("d", one) == struct.pack("d", other)
-    if hasattr(one, "detach"):
+    place = (id(one), id(other))
+    if place in compared:
+        return True
+    # Kept, so that no other object gets its id.
+    compared[place] = one, other
+    if type(one) is dict:
+        one, other = list(one.items()), list(other.items())
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(
+            _equal(*pair, compared) for pair in zip(one, other, strict=True)
+        )
+    if _is_a(one, "torch", "Tensor"):
         one, other = (tensor.detach().cpu() for tensor in (one, other))
         return (one.shape, one.dtype) == (other.shape, other.dtype) and _bits(one) == _bits(other)
-    if hasattr(one, "tobytes"):
-        return (one.shape, one.dtype) == (other.shape, other.dtype) and (
-            one.tobytes() == other.tobytes()
-        )
-    if hasattr(one, "__dict__"):
-        return _equal(vars(one), vars(other))
-    return bool(one == other)
+    if _is_a(one, "numpy", "ndarray") or _is_a(one, "numpy", "generic"):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        if one.dtype.hasobject:
+            return _equal(one.tolist(), other.tolist(), compared)
+        return one.tobytes() == other.tobytes()
+    if isinstance(one, set | frozenset):
+        # They are pickled in an order of their own.
+        own = [getattr(each, "__dict__", None) for each in (one, other)]
+        return bool(one == other) and _equal(*own, compared)
+    return _equal(*(_reduced(each) for each in (one, other)), compared)
+
+
+def _reduced(value: Any) -> Any:
+    """Return what pickle would write of an object. It is an error if that cannot be had."""
+    reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if isinstance(reduced, str):
+        return reduced
+    # Items of a list or a dict come as iterators.
+    return [list(part) if isinstance(part, Iterator) else part for part in reduced]
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    # What has made one has imported the module.
+    its_class = getattr(sys.modules.get(module), name, None)
+    return its_class is not None and isinstance(value, its_class)
 
 
 def _bits(tensor: Any) -> bytes:
