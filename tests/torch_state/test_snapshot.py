@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -133,6 +135,34 @@ def test_a_step_waits_until_the_disk_has_what_memory_has_no_room_for(tmp_path: P
     content = Finishing(snapshot, tmp_path / "f").content()
     step.end()
     assert not any(tensor.any() for tensor in content.values())
+
+
+def test_a_forked_child_waits_for_no_copy(tmp_path: Path) -> None:
+    optimizer = CountingOptimizer(_parameters(4))
+    model = torch.nn.ParameterList(optimizer.param_groups[0]["params"])
+    snapshots = Snapshots(timeout_s=TIMEOUT_S, memory=4 * BLOCK_BYTES)
+    plan = _plan(_tensors_of(optimizer))
+    snapshot = snapshots.take(plan, changed_by=[optimizer, model], name="it")
+    assert not snapshot.is_copied()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            # Ends the child where it would wait.
+            signal.alarm(15)
+            # Threads of OpenMP are not there in a fork.
+            torch.set_num_threads(1)
+            optimizer.step()
+            model.load_state_dict({}, strict=False)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    # What the parent holds back stays so.
+    step = Waiting(optimizer.step)
+    assert step.still_waits()
+    assert not any(t.any() for t in Finishing(snapshot, tmp_path / "f").content().values())
+    step.end()
 
 
 def test_only_what_makes_room_is_written_while_something_copies(

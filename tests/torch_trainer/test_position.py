@@ -91,7 +91,7 @@ def test_the_rest_of_an_epoch_is_what_would_have_come(kind: str) -> None:
 
 
 def resumed(*, batch_size: int, has_same_ranks: bool = True) -> list[int]:
-    """Return the samples left of an epoch that was interrupted after 4 batches of 4 samples."""
+    """Return what is left of an epoch that was interrupted after 4 batches of 4 samples."""
     loader = ResumableLoader(DataLoader(range(64), batch_size=batch_size), world_size=1)
     saved = Position(epoch=1, batch=4, consumed=16)
     position = loader.resume(saved, has_same_ranks=has_same_ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from contextlib import suppress
 from typing import Any, Protocol
@@ -63,6 +64,10 @@ class Gate:
             with suppress(ValueError):
                 self._waits.remove(wait)
 
+    def open(self) -> None:
+        """Hold nothing back. Not collective."""
+        self._waits = []
+
     def __reduce__(self) -> tuple[type[Gate], tuple[()]]:
         # Of a model that is copied or pickled, hooks and all: no snapshot is taken of that one.
         return Gate, ()
@@ -77,3 +82,12 @@ def wait_for_all() -> None:
     """Wait until whatever is being copied is. Not collective."""
     for gate in list(_gates.values()):
         gate()
+
+
+def _open_all() -> None:
+    # The thread that copies is not there in a fork, whose state is its own.
+    for gate in list(_gates.values()):
+        gate.open()
+
+
+os.register_at_fork(after_in_child=_open_all)
