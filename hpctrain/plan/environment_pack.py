@@ -102,7 +102,9 @@ undo() {
 }
 unpack() {
   for old in "$name"/*; do discard "$old"; done
-  if [ "$(stat -c '%F %u %s' -- "$copy" 2>/dev/null)" != "regular file $user $total" ]; then
+  # stat translates the names of kinds of files.
+  if [ ! -f "$copy" ] || [ -L "$copy" ] ||
+    [ "$(stat -c '%u %s' -- "$copy" 2>/dev/null)" != "$user $total" ]; then
     rm -f -- "$copy"
     [ -n "$offered" ] && get_from_nodes || read_shared
   fi

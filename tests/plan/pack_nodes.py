@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Node:
         place: Path,
         *,
         copy: bytes | None = None,
+        before: Callable[[Path], None] | None = None,
         patience_s: float = 20,
         path: str = "",
         user: int | None = None,
@@ -37,6 +39,8 @@ class Node:
             self.copy.write_bytes(copy)
             if user is not None:
                 os.chown(self.copy, user, user)
+        if before is not None:
+            before(self.copy)
         self._name = name
         variables = {**os.environ, "SLURMD_NODENAME": name}
         variables["PATH"] = f"{path}:{variables['PATH']}"

@@ -55,6 +55,24 @@ def test_a_copy_is_unpacked_kept_and_removed(
     assert os.listdir(place) == []
 
 
+def test_a_copy_is_used_whatever_the_language_is(
+    start: Nodes, pack: EnvironmentPack, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.setenv("LANGUAGE", "de")
+    assert start(pack, place, copy=Path(pack.path).read_bytes()).answer() == ["ready"]
+
+
+def test_a_link_in_place_of_a_copy_is_not_used(
+    start: Nodes, pack: EnvironmentPack, place: Path, tmp_path: Path
+) -> None:
+    aim = tmp_path / "aim"
+    aim.write_bytes(Path(pack.path).read_bytes())
+    node = start(pack, place, before=lambda copy: copy.symlink_to(aim))
+    assert node.answer() == [f"reads the shared file: {pack.path}", "ready"]
+    assert aim.exists()
+
+
 def test_without_a_copy_the_node_reads_the_file_and_says_so(
     start: Nodes, any_pack: EnvironmentPack, place: Path
 ) -> None:
