@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +23,53 @@ def directory(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.fixture(params=["with filters", "without filters"])
+def any_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tarfile be that of a Python before 3.10.12 or 3.11.4, too."""
+    if request.param == "without filters":
+        real = tarfile.TarFile.extractall
+
+        def extractall(self: tarfile.TarFile, path: Any) -> None:
+            real(self, path)
+
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+
+
+@pytest.mark.usefixtures("any_python")
+def test_content_and_modes_come_back(directory: Path, tmp_path: Path):
+    (directory / "sub/c").write_bytes(b"weights")
+    (directory / "a").chmod(0o755)
+    (directory / "empty").mkdir()
+    target = tmp_path / "target"
+    unpack_files(pack_files(directory, leave_out=()), target)
+    assert (target / "sub/c").read_bytes() == b"weights"
+    assert os.listdir(target / "empty") == []
+    assert os.access(target / "a", os.X_OK)
+    assert not os.access(target / "b", os.X_OK)
+
+
+@pytest.mark.usefixtures("any_python")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../outside", tarfile.REGTYPE),
+        ("sub/../../outside", tarfile.REGTYPE),
+        ("outside", tarfile.FIFOTYPE),
+    ],
+)
+def test_what_would_lie_outside_or_is_no_file_is_refused(tmp_path: Path, name: str, kind: bytes):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:") as archive:
+        member = tarfile.TarInfo(name)
+        member.type = kind
+        archive.addfile(member)
+    with pytest.raises(CheckpointError, match="outside"):
+        unpack_files(packed.getvalue(), tmp_path / "target")
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.usefixtures("any_python")
 def test_bytes_that_were_cut_anywhere_are_refused(directory: Path, tmp_path: Path):
     packed = pack_files(directory, leave_out=())
     unpack_files(packed, tmp_path / "whole")
