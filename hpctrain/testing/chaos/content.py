@@ -63,18 +63,21 @@ def _equal(one: Any, other: Any, compared: dict[tuple[int, int], Any] | None = N
         )
     if _is_a(one, "torch", "Tensor"):
         one, other = (tensor.detach().cpu() for tensor in (one, other))
-        return (one.shape, one.dtype) == (other.shape, other.dtype) and _bits(one) == _bits(other)
+        return _type_of(one) == _type_of(other) and _bits(one) == _bits(other)
     if _is_a(one, "numpy", "ndarray") or _is_a(one, "numpy", "generic"):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
-            return False
         if one.dtype.hasobject:
-            return _equal(one.tolist(), other.tolist(), compared)
-        return one.tobytes() == other.tobytes()
+            one, other = ((_type_of(each), each.tolist()) for each in (one, other))
+            return _equal(one, other, compared)
+        return _type_of(one) == _type_of(other) and bool(one.tobytes() == other.tobytes())
     if isinstance(one, set | frozenset):
         # They are pickled in an order of their own.
-        own = [getattr(each, "__dict__", None) for each in (one, other)]
-        return bool(one == other) and _equal(*own, compared)
-    return _equal(*(_reduced(each) for each in (one, other)), compared)
+        own, its = (getattr(each, "__dict__", None) for each in (one, other))
+        return bool(one == other) and _equal(own, its, compared)
+    return _equal(_reduced(one), _reduced(other), compared)
+
+
+def _type_of(array: Any) -> tuple[Any, Any]:
+    return array.shape, array.dtype
 
 
 def _reduced(value: Any) -> Any:
