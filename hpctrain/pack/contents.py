@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from hpctrain.errors import ConfigError
 from hpctrain.pack.editable import Elsewhere, find_elsewhere
@@ -222,6 +222,9 @@ def _list_editable(environment: Environment, walk: Walk) -> Iterator[Member]:
             yield from walk.tree(place, name, has_compiled=False)
         else:
             yield Member(name=name, source=place)
+            parents = {parent for entry in only for parent in PurePath(entry).parents[:-1]}
+            for parent in sorted(parents):
+                yield Member(name=f"{name}/{parent}", source=place / parent)
             for entry in only:
                 yield from walk.tree(place / entry, f"{name}/{entry}", has_compiled=False)
 

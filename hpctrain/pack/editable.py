@@ -17,6 +17,9 @@ from hpctrain.errors import ConfigError
 _FINDER = re.compile(r"import (__editable___\w+_finder)\b")
 # A directory with this name holds packages, and nothing but packages.
 _OF_SOURCES = "src"
+_OF_ENVIRONMENTS = {"pyvenv.cfg", "conda-meta"}
+_NAMESPACES = 3
+"""How many directories without ``__init__.py`` may lead to a package."""
 
 
 @dataclass(kw_only=True)
@@ -26,7 +29,7 @@ class Elsewhere:
     modules: dict[str, Path] = field(default_factory=dict)
     """Files and directories to put into ``site-packages``, by their path there."""
     directories: dict[Path, tuple[str, ...] | None] = field(default_factory=dict)
-    """Directories of modules, and the names of those that belong to it; None for all."""
+    """Directories of modules, and the relative paths of those that belong to it; None for all."""
     left_out: set[str] = field(default_factory=set)
     """Files of ``site-packages`` that lead to `modules`."""
     lines: dict[str, list[str]] = field(default_factory=dict)
@@ -67,7 +70,14 @@ def find_elsewhere(site_packages: Path, *, prefix: Path) -> Elsewhere:
             elif (place := Path(os.path.normpath(site_packages / line))).is_dir():
                 if not place.is_relative_to(prefix):
                     only = None if owner is None else _top_level(names[owner])
-                    found.directories[place] = _importable(place, only)
+                    found.directories[place] = importable = _importable(place, only)
+                    if owner is not None and importable == ():
+                        raise ConfigError(
+                            f"the editable installation of {owner} leads to {place}, where "
+                            f"{' or '.join(only) if only else 'a module'} "
+                            f"is missing. Install it without -e: python -m pip "
+                            f"install PROJECT."
+                        )
                 found.lines.setdefault(path.name, []).append(line)
                 _note(found, owner, place)
             else:
@@ -125,18 +135,39 @@ def _importable(place: Path, only: tuple[str, ...] | None) -> tuple[str, ...] | 
     """
     if place.name == _OF_SOURCES:
         return None
-    suffixes = tuple(all_suffixes())
-    found = []
-    for entry in sorted(place.iterdir()):
-        is_module = entry.is_file() and entry.name.endswith(suffixes)
-        name = entry.name.partition(".")[0]
-        if only is not None:
-            is_wanted = name in only and (is_module or entry.is_dir())
-        else:
-            is_wanted = is_module or (entry / "__init__.py").exists()
-        if is_wanted:
+    found: list[str] = []
+    for entry in place.iterdir():
+        if only is None:
+            found += _modules_of(entry, depth=_NAMESPACES)
+        elif entry.name.partition(".")[0] in only and (_is_module(entry) or entry.is_dir()):
             found.append(entry.name)
-    return tuple(found)
+    return tuple(sorted(found))
+
+
+def _modules_of(entry: Path, *, depth: int) -> list[str]:
+    """Return the module or package that an entry is, or those of a namespace package, by path.
+
+    Other files of a namespace package are none of its modules: a directory of data may have a
+    script in it.
+    """
+    if _is_module(entry) or (entry / "__init__.py").exists():
+        return [entry.name]
+    if not depth or not entry.name.isidentifier() or entry.is_symlink() or not entry.is_dir():
+        return []
+    children = os.listdir(entry)
+    if not _OF_ENVIRONMENTS.isdisjoint(children):
+        return []
+    # Only what a module or a package can be called is looked at: there may be much data.
+    named = [c for c in children if c.isidentifier() or c.endswith(tuple(all_suffixes()))]
+    return [
+        f"{entry.name}/{module}"
+        for child in named
+        for module in _modules_of(entry / child, depth=depth - 1)
+    ]
+
+
+def _is_module(entry: Path) -> bool:
+    return entry.name.endswith(tuple(all_suffixes())) and entry.is_file()
 
 
 def _read_mapping(finder: Path) -> dict[str, Path]:
