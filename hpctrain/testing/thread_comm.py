@@ -85,18 +85,19 @@ def run_on_threads(
 
     Raises
     ------
-    Exception
+    BaseException
         What the lowest rank raised that failed by itself.
     """
     barrier = threading.Barrier(size, timeout=timeout_s)
     slots = [b""] * size
     returned: dict[int, T] = {}
-    raised: dict[int, Exception] = {}
+    raised: dict[int, BaseException] = {}
 
     def play(rank: int) -> None:
         try:
             returned[rank] = function(ThreadComm(rank, size, slots, barrier))
-        except Exception as error:
+        # SystemExit, and what pytest.fail() raises, are no Exception.
+        except BaseException as error:
             raised[rank] = error
             barrier.abort()
 
@@ -106,6 +107,7 @@ def run_on_threads(
     for thread in threads:
         thread.join()
     if raised:
-        own = [e for e in raised.values() if not isinstance(e, threading.BrokenBarrierError)]
-        raise (own or list(raised.values()))[0]
+        errors = [raised[rank] for rank in sorted(raised)]
+        own = [each for each in errors if not isinstance(each, threading.BrokenBarrierError)]
+        raise (own or errors)[0]
     return [returned[rank] for rank in range(size)]

@@ -52,6 +52,28 @@ def test_a_rank_that_fails_does_not_let_the_others_wait():
         run_on_threads(3, fail)
 
 
+def test_the_error_of_the_lowest_rank_is_raised_though_another_came_first():
+    def fail(comm: ThreadComm) -> None:
+        if comm.rank == 0:
+            with pytest.raises(threading.BrokenBarrierError):
+                comm.barrier()
+        raise RuntimeError(f"rank {comm.rank} fails")
+
+    with pytest.raises(RuntimeError, match="rank 0 fails"):
+        run_on_threads(2, fail)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), pytest.fail.Exception("failed")])
+def test_what_is_no_exception_is_raised_too(error: BaseException):
+    def fail(comm: ThreadComm) -> None:
+        if comm.rank == 1:
+            raise error
+        comm.barrier()
+
+    with pytest.raises(type(error)):
+        run_on_threads(2, fail)
+
+
 def test_a_rank_that_does_not_come_is_not_waited_for_forever():
     def leave(comm: ThreadComm) -> None:
         if comm.rank == 0:
