@@ -14,13 +14,28 @@ pytest.importorskip("horovod", reason="hpctrain install horovod")
 pytestmark = pytest.mark.mpi
 
 
-class TestOverTheTransportThatIsBuiltIn(BackendContract):
+class _HorovodContract(BackendContract):
+    @staticmethod
+    def rank_and_size() -> tuple[int, int]:
+        import horovod.torch as hvd
+
+        return hvd.rank(), hvd.size()
+
+    @staticmethod
+    def sum_over_ranks(value: float) -> float:
+        import horovod.torch as hvd
+        import torch
+
+        return float(hvd.allreduce(torch.tensor(value), op=hvd.Sum))
+
+
+class TestOverTheTransportThatIsBuiltIn(_HorovodContract):
     """Over MPI, on the communicator of the ranks."""
 
     backend_config: ClassVar[BackendConfig] = HorovodConfig()
 
 
-class TestOverGloo(BackendContract):
+class TestOverGloo(_HorovodContract):
     """With the rendezvous server of rank 0."""
 
     backend_config: ClassVar[BackendConfig] = HorovodConfig(transport="gloo")

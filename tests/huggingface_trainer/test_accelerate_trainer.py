@@ -49,6 +49,21 @@ def nothing() -> None: ...
 class TestAccelerateBackend(BackendContract):
     backend_config = AccelerateConfig()
 
+    @staticmethod
+    def rank_and_size() -> tuple[int, int]:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        return accelerator.process_index, accelerator.num_processes
+
+    @staticmethod
+    def sum_over_ranks(value: float) -> float:
+        import torch
+        from accelerate import Accelerator
+
+        total: Any = Accelerator(cpu=True).reduce(torch.tensor(value), reduction="sum")
+        return float(total)
+
 
 def test_what_accelerate_launch_would_export_comes_from_the_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,13 @@ from hpctrain.testing.backend_contract import BackendContract
 class TestTensorflowBackend(BackendContract):
     backend_config = TensorflowConfig()
 
+    @staticmethod
+    def rank_and_size() -> tuple[int, int]:
+        import tensorflow as tf
+
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        return resolver.task_id, resolver.cluster_spec().num_tasks("worker")
+
 
 def fit_here(storage: Path, train: Any = lambda: None, **changes: Any) -> Any:
     return TensorflowTrainer(

@@ -156,10 +156,28 @@ class _AddsNothingUp(BackendContract):
         return value
 
 
+class _KnowsNoRanks(BackendContract):
+    backend_config = BackendConfig()
+
+    @staticmethod
+    def rank_and_size() -> None:
+        return None
+
+
+class _SumsNothingUp(BackendContract):
+    backend_config = BackendConfig()
+
+    @staticmethod
+    def sum_over_ranks(value: float) -> None:
+        return None
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("contract", "complaint"),
     [
+        (_KnowsNoRanks(), "the framework's rank and size are None on rank 0 of 2"),
+        (_SumsNothingUp(), "1 of rank 0 and 2 of rank 1 is None on rank 0"),
         (_InOtherOrder(), r"the framework's rank and size are \(0, 2\) on rank 1 of 2"),
         (_AddsNothingUp(), r"1 of rank 0 and 2 of rank 1 is 1\.0 on rank 0"),
     ],
