@@ -24,6 +24,8 @@ ANNOUNCE = "announce"
 """Act of a fault that the harness brings about while the process waits."""
 FORKED = "forked"
 """Folder of the trial with the role of each process that was forked, by its `process_name`."""
+UNANSWERED = "unanswered"
+"""Folder of the trial with the faults that the harness has not brought about in time."""
 _ANNOUNCE_PATIENCE_S = 60.0
 _POLL_S = 0.01
 # Each launcher has its own; srun with PMI2 sets two of them, to the same number.
@@ -200,7 +202,10 @@ class Injector:
         os.mkdir(os.path.join(self._trial, "announced", name))
         answer = os.path.join(self._trial, "answered", name)
         deadline = time.monotonic() + _ANNOUNCE_PATIENCE_S
-        while not os.path.exists(answer) and time.monotonic() < deadline:
+        while not os.path.exists(answer):
+            if time.monotonic() >= deadline:
+                os.mkdir(os.path.join(self._trial, UNANSWERED, name))
+                return
             time.sleep(_POLL_S)
 
 

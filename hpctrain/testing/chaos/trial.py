@@ -53,7 +53,7 @@ class TrialResult:
     trace: list[Entry]
     faults: tuple[Fault, ...]
     came_about: tuple[bool, ...]
-    """Of each fault, whether its point was reached."""
+    """Of each fault, whether its point was reached, and the harness has done its part there."""
     damaged: dict[str, float]
     starts: int
     """How often the script was started: more than once where a run needs a human."""
@@ -143,6 +143,7 @@ class Trial:
             seconds = time.monotonic() - began
             for thread in self._acting:
                 thread.join(timeout=60.0)
+            self._troubles += self._unanswered()
             self._end_processes()
             of_submissions = (self.folder / "storage").glob("*/slurm")
             places = [self._script.cwd, *of_submissions]
@@ -166,7 +167,13 @@ class Trial:
         )
 
     def _came_about(self, number: int) -> bool:
-        return (self.folder / "claimed" / str(number)).exists()
+        is_announced = self._faults[number].act == injector.ANNOUNCE
+        done = "answered" if is_announced else "claimed"
+        return (self.folder / done / str(number)).exists()
+
+    def _unanswered(self) -> list[str]:
+        numbers = sorted(os.listdir(self.folder / injector.UNANSWERED), key=int)
+        return [f"not brought about: {self._faults[int(number)]}" for number in numbers]
 
     def _was_all_killed(self) -> bool:
         """Return whether all processes of a sweep were killed on all nodes at the same time."""
@@ -201,7 +208,7 @@ class Trial:
             self._troubles.append(f"the next start: {error}")
 
     def _prepare(self) -> None:
-        for name in ("storage", "claimed", "announced", "answered"):
+        for name in ("storage", "claimed", "announced", "answered", injector.UNANSWERED):
             (self.folder / name).mkdir(parents=True)
         shutil.copy(injector.__file__, self.folder / "sitecustomize.py")
         settings = {
