@@ -125,7 +125,8 @@ def strike_each(
 
 def describe(number: int, fault: Fault, comparison: Comparison) -> dict[str, Any]:
     result = comparison.result
-    (run,) = result.outcome.values()
+    # None where the disturbance came before the run had a directory.
+    runs = list(result.outcome.values())
     return {
         "number": number,
         "fault": str(fault),
@@ -134,7 +135,7 @@ def describe(number: int, fault: Fault, comparison: Comparison) -> dict[str, Any
         "problems": list(comparison.problems),
         "starts": result.starts,
         "attempts": result.attempts,
-        "resumed_from": run.first_reports,
+        "resumed_from": [report for run in runs for report in run.first_reports],
         "seconds": round(result.seconds, 2),
     }
 
