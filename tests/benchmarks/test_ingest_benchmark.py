@@ -48,3 +48,36 @@ def test_what_is_gathered_in_memory_is_what_a_shuffled_epoch_gives(hdf5_rows):
 
     assert np.array_equal(np.concatenate(batches), x[order])
     assert not np.array_equal(order, np.arange(len(x)))
+
+
+def test_the_cpu_seconds_of_a_loader_are_for_all_rows_as_its_wall_seconds_are(
+    hdf5_rows, monkeypatch
+):
+    clock = iter(range(10**6))
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(hdf5_rows.time, name, lambda: float(next(clock)))
+    monkeypatch.setattr(hdf5_rows, "LOADER_ROWS", 1000)
+    arguments = Namespace(sizes=[30_000], tree=SCRIPT.parents[1], rounds=1, say=lambda _: None)
+    (measured,) = hdf5_rows.measure_loader(arguments)
+    for sample in measured.samples["torch DataLoader"]:
+        # Each is two readings of the clock apart.
+        assert (sample.wall_s, sample.cpu_s) == (1 * 30, 3 * 30)
+
+
+def test_slices_of_h5py_are_read_into_the_batch_of_a_dataset_that_is_open(hdf5_rows, monkeypatch):
+    opened = []
+    real = hdf5_rows.h5py.Group.__getitem__
+
+    def get(group, name):
+        opened.append(name)
+        return real(group, name)
+
+    monkeypatch.setattr(hdf5_rows.h5py.Group, "__getitem__", get)
+    monkeypatch.setattr(hdf5_rows, "run", lambda *_, others, **__: others)
+    arguments = Namespace(sizes=[30_000], tree=SCRIPT.parents[1])
+    rounds = hdf5_rows.measure_in_order(arguments)
+    others = next(rounds)
+    opened.clear()
+    assert set(others["h5py slices"]()) == {None}
+    assert opened == []
+    rounds.close()
