@@ -6,8 +6,7 @@ Imports torch, which only a process that computes should pay for: imported by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
-from copy import copy
+from collections.abc import Iterator
 from itertools import cycle, islice
 from typing import Any
 
@@ -21,9 +20,13 @@ from torch.utils.data import (
 )
 
 from hpctrain.errors import ConfigError
+from hpctrain.log import log_once
 from hpctrain.loop_time import DATA, timed, waiting
+from hpctrain.torch.batch import move_batch
 from hpctrain.torch.order import SharedOrder
 from hpctrain.world import World
+
+_MANY_LOOKS = 3
 
 
 class ShareSampler(DistributedSampler[Any]):
@@ -187,8 +190,8 @@ class PreparedLoader(DataLoader[Any]):
         self._base = base
         self._device = device
         self._prefetch = prefetch
-        self._is_look = False
-        """Whether the last iteration was left after its first batch."""
+        self._looks = 0
+        """How many iterations, up to the last one, were left after their first batch."""
 
     @property
     def base(self) -> DataLoader[Any]:
@@ -222,10 +225,17 @@ class PreparedLoader(DataLoader[Any]):
         alone: the next one is the same epoch.
         """
         shares = [s for s in samplers_of(self._base) if isinstance(s, ShareSampler)]
-        if self._is_look:
+        looks, self._looks = self._looks, 0
+        if looks:
             for share in shares:
                 share.take_back()
-        self._is_look = False
+        if looks == _MANY_LOOKS and shares:
+            log_once(
+                f"note: {looks} iterations in a row over a prepared loader were left after their "
+                f"first batch. Each such iteration is a look at the data, and the next one begins "
+                f"with the same batch. Take batch after batch from one iterator: batches = "
+                f"iter(loader); next(batches)."
+            )
         # It starts the processes of workers.
         with waiting(DATA):
             batches: Iterator[Any] = iter(self._base)
@@ -233,13 +243,13 @@ class PreparedLoader(DataLoader[Any]):
             batches = _prefetched(batches, self._device)
         elif self._device is not None:
             batches = (move_batch(batch, self._device) for batch in batches)
-        return timed(self._watched(batches) if shares else batches)
+        return timed(self._watched(batches, looks + 1) if shares else batches)
 
-    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _watched(self, batches: Iterator[Any], looks: int) -> Iterator[Any]:
         for batch in islice(batches, 1):
-            self._is_look = True
+            self._looks = looks
             yield batch
-        self._is_look = False
+        self._looks = 0
         yield from batches
 
 
@@ -378,23 +388,3 @@ def _prefetched(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         ready.append(moved)
         del moved
     yield from ready
-
-
-def move_batch(batch: Any, device: torch.device) -> Any:
-    """Return a batch with its tensors on a device; what is not a tensor stays. Not collective."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if callable(getattr(batch, "to", None)):
-        # Not every class that can be moved knows non_blocking.
-        return batch.to(device)
-    if isinstance(batch, MutableMapping):
-        moved = copy(batch)
-        moved.update({key: move_batch(value, device) for key, value in batch.items()})
-        return moved
-    if isinstance(batch, Mapping):
-        return {key: move_batch(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_batch(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move_batch(value, device) for value in batch)
-    return batch

@@ -119,7 +119,7 @@ def test_batches_of_any_form_are_moved_and_epochs_are_set_with_one_worker_too(
     import torch
     from torch.utils.data import DataLoader
 
-    from hpctrain.torch.loader import move_batch
+    from hpctrain.torch.batch import move_batch
 
     class Pair(NamedTuple):
         left: Any

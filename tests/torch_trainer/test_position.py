@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import ConfigError
+from hpctrain.log import log_once
 from tests.worlds import make_world
 
 torch = pytest.importorskip("torch")
@@ -139,3 +140,21 @@ def test_a_loader_with_an_iteration_of_its_own_is_refused(options: dict[str, int
     prepare = partial(sharded, Hundredfold(range(4), batch_size=2), **options)
     with pytest.raises(ConfigError, match=r"Hundredfold has an __iter__\(\) .*add_dist_sampler=Fa"):
         prepare()
+
+
+def test_a_loop_that_only_looks_at_the_data_is_logged_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log_once.cache_clear()
+    loader = sharded(DataLoader(range(8), batch_size=2, shuffle=True))
+    for _ in range(2):
+        for _ in range(2):
+            next(iter(loader))
+        # An epoch of one's own ends the looks.
+        assert len(list(loader)) == 4
+    assert "note:" not in capsys.readouterr().err
+    first = {tuple(next(iter(loader)).tolist()) for _ in range(4)}
+    assert len(first) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" in line]
+    assert "3 iterations in a row" in line
+    assert "from one iterator" in line
