@@ -297,7 +297,7 @@ def test_a_temporary_checkpoint_is_left_behind_unless_its_node_was_without_power
 def test_the_next_start_on_all_nodes_removes_what_the_dead_have_left(
     virtual_slurm: VirtualCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "claimed" / "0").mkdir(parents=True)
+    (tmp_path / "answered" / "0").mkdir(parents=True)
     point = Point(role="trial_00000/rank-0", op="report", path="report-1", moment="before")
     trial = Trial(
         tmp_path,
