@@ -18,11 +18,9 @@ from hpctrain.data.batch import Batch
 from hpctrain.data.formats import from_any
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import name_beside
-from hpctrain.predict.part_files import PartFile
+from hpctrain.predict.part_files import NOTHING, PartFile
 
 _PLAIN = (str, bool, int, float, bytes)
-_NOTHING = "text"
-"""Kind of a column of objects that are all missing: most such columns hold texts."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class OutputColumn:
                 f"which no file format supports in one column. Give it one type, or leave it out "
                 f"of keep_columns."
             )
-        return OutputColumn(names.pop() if names else _NOTHING, values.shape[1:])
+        return OutputColumn(names.pop() if names else NOTHING, values.shape[1:])
 
 
 class AgreedColumns:
@@ -111,12 +109,16 @@ class AgreedColumns:
         if self._agreed is None:
             self._part_type.check_columns(columns)
             self._agreed = self._agree(found)
-        # Objects that are all missing fit any type.
-        for name, values in columns.items():
+        # Objects that are all missing fit any type of objects.
+        for name, column in found.items():
             agreed = self._agreed.get(name)
-            is_empty = values.dtype.kind == "O" and all(v is None for v in values.reshape(-1))
-            if agreed is not None and is_empty and agreed.kind[0] not in "<>|=":
-                found[name] = OutputColumn(agreed.kind, found[name].shape)
+            if agreed is None or agreed.plain or column.plain:
+                continue
+            if column.kind == NOTHING:
+                found[name] = OutputColumn(agreed.kind, column.shape)
+            elif agreed.kind == NOTHING and column.shape == agreed.shape:
+                # Another rank may settle it on another type: finish() compares the parts.
+                self._agreed[name] = column
         if found != self._agreed:
             raise ConfigError(
                 f"the predictor returned {_describe(found)} for one batch, but "

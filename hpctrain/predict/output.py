@@ -26,7 +26,9 @@ from hpctrain.own_time import ANY_GAP_S, Deadline
 from hpctrain.predict.columns import AgreedColumns, OutputColumn, read_columns
 from hpctrain.predict.identity import Identity
 from hpctrain.predict.joined_parts import join_parts
+from hpctrain.predict.parquet_types import unify_parts
 from hpctrain.predict.part_files import (
+    NOTHING,
     CsvPart,
     Hdf5Part,
     NumpyPart,
@@ -274,13 +276,16 @@ class Output:
     def open_part(self, part: int, rows: int | None) -> PartFile:
         """Return the file of a part, for writing. Not collective."""
         columns = self.parts / _COLUMNS_NAME
-        agreed = {}
         if columns.exists():
             # A part must not be durable before the columns that later parts need.
             fsync_file(columns)
-            agreed = read_columns(columns)
-        kinds = {name: column.kind for name, column in agreed.items()}
+        kinds = {name: column.kind for name, column in self._agreed().items()}
         return self.part_type(self._part(part), rows=rows, kinds=kinds)
+
+    def _agreed(self) -> dict[str, OutputColumn]:
+        """Return the columns that ranks have agreed on, none before that."""
+        columns = self.parts / _COLUMNS_NAME
+        return read_columns(columns) if columns.exists() else {}
 
     def mark_empty(self, part: int) -> None:
         """Record that a part has no rows. Not collective."""
@@ -303,12 +308,14 @@ class Output:
                 "to predict. Check its filter()."
             )
         self._remove_leftovers()
-        fsync_directory(self.parts)
-        parts: list[Path] = []
+        parts = [self._part(number) for number in numbers]
         if self.part_type is ParquetPart:
+            if NOTHING in (column.kind for column in self._agreed().values()):
+                unify_parts(parts)
+            fsync_directory(self.parts)
             os.rename(self.parts, self.path)
         else:
-            parts = [self._part(number) for number in numbers]
+            fsync_directory(self.parts)
             beside = name_beside(self.path)
             join_parts(self.part_type, parts, beside)
             sync_file(beside)
@@ -331,9 +338,8 @@ class Output:
         from hpctrain.predict.input import open_dataset
 
         options: dict[str, Any] = {}
-        columns = self.parts / _COLUMNS_NAME
-        if self.part_type is CsvPart and columns.exists():
-            options["dtypes"] = _types_of_csv(read_columns(columns))
+        if self.part_type is CsvPart and (agreed := self._agreed()):
+            options["dtypes"] = _types_of_csv(agreed)
         return open_dataset([self.path], **options)
 
     def _read_plan(self) -> Any:
@@ -358,8 +364,9 @@ def _types_of_csv(columns: Mapping[str, OutputColumn]) -> dict[str, Any]:
     types: dict[str, Any] = {}
     for name, column in columns.items():
         kind, shape = column.kind, column.shape
-        dtype = "O" if kind == "text" else kind
-        if kind == "text" or kind[0] in "<>|=":
+        is_text = kind in ("text", NOTHING)
+        dtype = "O" if is_text else kind
+        if is_text or kind[0] in "<>|=":
             parts = [f"{name}_{i}" for i in range(math.prod(shape))] if shape else [name]
             types |= dict.fromkeys(parts, np.dtype(dtype))
     return types

@@ -19,9 +19,13 @@ from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import create_file, name_beside
 from hpctrain.predict.batches import flatten_columns
+from hpctrain.predict.parquet_types import append_table
 
 _BUFFER_BYTES = 4 * 2**20
 _CHUNK_BYTES = 2**20
+
+NOTHING = "nothing"
+"""Kind of a column of objects that are all missing: the first batch with a value settles it."""
 
 
 class PartFile(abc.ABC):
@@ -220,7 +224,7 @@ class ParquetPart(PartFile):
         table = _table(batch, self._kinds)
         if self._file is None:
             self._file = parquet.ParquetWriter(self._beside, table.schema)
-        self._file.write_table(table)
+        self._file = append_table(self._file, self._beside, table)
 
 
 class CsvPart(PartFile):
@@ -348,6 +352,8 @@ def _table(batch: Batch, kinds: Mapping[str, str]) -> Any:
     for at, field in enumerate(table.schema):
         if pyarrow.types.is_null(field.type):
             kind = kinds.get(field.name, "text")
+            if kind == NOTHING:
+                continue
             try:
                 known = pyarrow.type_for_alias(_ALIASES.get(kind, kind))
             except ValueError as error:

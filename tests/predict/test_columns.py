@@ -169,6 +169,43 @@ def test_texts_may_all_be_missing_in_a_batch_and_other_objects_too(tmp_path: Pat
     assert found.to_numpy()["x"].tolist() == [None] * 4 + ["a", None] * 2
 
 
+@pytest.mark.parametrize("rows_per_part", [2, 8])
+def test_the_first_batch_with_a_value_settles_the_type_of_a_column(
+    tmp_path: Path, rows_per_part: int
+) -> None:
+    nothing = np.full(2, None)
+    for name, value in (("bool", True), ("date", DAY), ("bytes", b"1"), ("int", 2**60 + 1)):
+        values = np.array([value, None], object)
+        output = tmp_path / f"{name}.parquet"
+        function = late(lambda rows: {"x": nothing}, lambda rows, values=values: {"x": values})
+        predict(tmp_path, output, function, rows_per_part=rows_per_part)
+        found = [parquet.read_table(part) for part in sorted(output.glob("part-*"))]
+        expected = [None] * 4 + [value, None] * 2
+        assert pyarrow.concat_tables(found).column("x").to_pylist() == expected
+        assert read_alone(output) == expected
+
+
+def test_a_column_without_any_value_is_one_of_texts(tmp_path: Path) -> None:
+    predict(tmp_path, tmp_path / "out.parquet", lambda rows: {"x": np.full(2, None)})
+    (found,) = parquet.read_table(tmp_path / "out.parquet").schema
+    assert found.type == pyarrow.string()
+
+
+def test_ranks_that_settle_a_column_on_other_types_are_refused(tmp_path: Path) -> None:
+    output = Output.at(tmp_path / "out.parquet")
+    identity = Identity(whole="w", inputs="i", model="m", about="")
+    with output.hold():
+        output.begin(identity, Partition(num_rows=4, rows_per_part=2))
+        for number, value in enumerate((True, "text")):
+            columns = output.columns()
+            columns.conform({"x": np.full(2, None)})
+            part = output.open_part(number, 2)
+            part.append(columns.conform({"x": np.full(2, value, object)}))
+            part.complete()
+        with pytest.raises(ConfigError, match="columns of several types"):
+            output.finish(2)
+
+
 DAY = datetime.date(2024, 2, 29)
 DAY64 = np.datetime64(DAY)
 

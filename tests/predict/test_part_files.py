@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from hpctrain.data import read_csv, read_hdf5, read_numpy, read_parquet
+from hpctrain.predict import part_files
 from hpctrain.predict.part_files import CsvPart, Hdf5Part, NumpyPart, ParquetPart, PartFile
 
 READERS = {
@@ -35,6 +37,21 @@ def test_rows_are_written_before_their_number_is_known(
     found = np.stack(list(READERS[part_type](path).to_numpy().values()), axis=-1)
     expected = np.concatenate([*batches, batches[0, :5]])
     assert np.array_equal(found.reshape(expected.shape), expected)
+
+
+def test_a_parquet_part_takes_the_type_of_its_first_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_files, "_BUFFER_BYTES", 1)
+    path = tmp_path / "part-000000.parquet"
+    part = ParquetPart(path, rows=6, kinds={"x": "nothing"})
+    for values in ([None, None], [True, None], [None, None]):
+        part.append({"x": np.array(values, object), "y": np.arange(2)})
+    part.complete()
+    found = parquet.read_table(path)
+    assert found.column("x").to_pylist() == [None, None, True, None, None, None]
+    assert found.column("y").to_pylist() == [0, 1] * 3
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("part_type", READERS)
