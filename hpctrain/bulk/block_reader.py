@@ -8,12 +8,14 @@ less CPU time than to go through the page cache, and does not push out what othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import xxhash
 
 from hpctrain.bulk.direct import FileReader
+from hpctrain.bulk.header import read_layout
 from hpctrain.bulk.ring import map_pages
 from hpctrain.bulk.state_file import (
     HASHED_BYTES,
@@ -224,10 +226,14 @@ class BlockReader:
         )
 
     def _contents(self, block: int) -> str:
+        layout = self.layout
+        # A rank that loads only part of a state knows only its part of the layout.
+        with suppress(CheckpointError):
+            layout = read_layout(self.path)
         start, stop = self.layout.extent(block)
         names = [
             chunk.name
-            for chunk, at in zip(self.layout.chunks, self.layout.starts, strict=True)
+            for chunk, at in zip(layout.chunks, layout.starts, strict=True)
             if at < stop and at + chunk.size > start
         ]
         rest = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""

@@ -98,6 +98,15 @@ class StateIndex:
     """The dicts, lists and tuples of trees with tensors in them that may have other ones when they
     are loaded, by name; JSON. Tensors and values are below them, by their names."""
 
+    def dtypes(self) -> tuple[tuple[str, str], ...]:
+        """Return names of tensors, each with the type that files have of it. Not collective.
+
+        In the order of the files. Types are as safetensors calls them; there is more than one of a
+        tensor in a state that cannot be loaded.
+        """
+        chunks = (chunk for file in self.files for chunk in file.layout.chunks)
+        return tuple(dict.fromkeys((chunk.name, chunk.dtype) for chunk in chunks))
+
     def encode(self) -> bytes:
         """Return the content of the index's file. Not collective."""
         content = {

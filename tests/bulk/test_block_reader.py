@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,18 @@ def test_a_flipped_bit_names_block_tensors_and_both_digests(
         assert read(1) == data[BLOCK_BYTES : 2 * BLOCK_BYTES]
         with pytest.raises(CheckpointError, match="block 2 of 3, with weight, bias, flags, has"):
             read(2)
+
+
+def test_damage_names_tensors_that_the_reader_wants_nothing_of(written: tuple[Path, bytes]) -> None:
+    path, _ = written
+    layout = read_layout(path)
+    flip_bit(path, -1)
+    wanted = replace(layout, chunks=layout.chunks[:1], starts=layout.starts[:1])
+    with (
+        closing(BlockReader(path, wanted)) as reader,
+        pytest.raises(CheckpointError, match=r"with weight, bias, flags, has digest"),
+    ):
+        _read(reader, layout.blocks - 1)
 
 
 def test_a_file_that_shrank_meanwhile_is_torn(written: tuple[Path, bytes]) -> None:

@@ -180,3 +180,97 @@ def test_each_byte_of_a_state_is_read_once_by_all_ranks_together(findings: list[
     for found in findings:
         if "name" in found:
             assert found["read"] == found["size"], found
+
+
+def _loading_what_is_damaged(directory: str) -> Callable[[], list[list[str]]]:
+    """Return what each rank found: after each damage, and then of the sound state."""
+
+    def train() -> list[list[str]]:
+        import pathlib
+
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+        import hpctrain
+        import hpctrain.torch
+        from hpctrain.errors import CheckpointError
+        from hpctrain.torch.state.ranks import communicator
+
+        context = hpctrain.get_context()
+        comm = communicator()
+        mesh = init_device_mesh("cpu", (context.get_world_size(),))
+
+        def sharded(value: torch.Tensor) -> DTensor:
+            return distribute_tensor(value, mesh, [Shard(0)])
+
+        saved = torch.arange(700.0).reshape(70, 10)
+        path = pathlib.Path(directory, "s")
+        hpctrain.torch.save_state(path, x={"w": sharded(saved), "b": torch.ones(3)})
+
+        def attempt(**live: torch.Tensor) -> str:
+            before = {name: tensor.clone() for name, tensor in live.items()}
+            try:
+                hpctrain.torch.load_state(path, x=live)
+            except CheckpointError as error:
+                if not all(torch.equal(live[name], its) for name, its in before.items()):
+                    return "changed"
+                return str(error).replace(directory, "D")
+            return ""
+
+        def damaged(name: str, content: bytes) -> str:
+            file = path / name
+            sound = file.read_bytes()
+            comm.barrier()
+            if comm.rank == 1:
+                file.write_bytes(content)
+            comm.barrier()
+            error = attempt(w=sharded(torch.zeros(70, 10)), b=torch.zeros(3))
+            comm.barrier()
+            if comm.rank == 1:
+                file.write_bytes(sound)
+            comm.barrier()
+            return error
+
+        # What the second rank wrote is called another tensor.
+        head, first, second, third = (path / "state.json").read_bytes().split(b'["x.w"')
+        renamed = b'%s["x.w"%s["x.v"%s["x.w"%s' % (head, first, second, third)
+        live = {"w": sharded(torch.zeros(70, 10)), "b": torch.zeros(3)}
+        found = [
+            damaged("state-00002-of-00003.safetensors", b"torn"),
+            damaged("state.json", b"{"),
+            damaged("state.json", renamed),
+            attempt(w=sharded(torch.zeros(71, 10)), b=torch.zeros(3)),
+            attempt(**live),
+            str(torch.equal(live["w"].full_tensor(), saved)),
+        ]
+        return comm.allgather(found)
+
+    return train
+
+
+def test_all_ranks_raise_the_same_and_load_afterwards(tmp_path: Path) -> None:
+    result = fit(
+        _loading_what_is_damaged(str(tmp_path)),
+        tmp_path / "runs",
+        trainer=TorchTrainer,
+        torch_config=TorchConfig(backend="gloo"),
+        num_workers=3,
+    )
+    found: list[list[str]] = result.return_value
+    assert found[1:] == found[:1] * 2
+    header, index, missing, shape, *loaded = found[0]
+    file = "D/s/state-00002-of-00003.safetensors"
+    untouched = "Nothing was changed."
+    assert header == (
+        f"{file} is damaged: its header is torn. Load another checkpoint. {untouched} "
+        f"(rank 1; 1 of 3)"
+    )
+    assert index == f"D/s/state.json is damaged: it is torn. Load another checkpoint. {untouched}"
+    assert missing == (
+        f"D/s has 0 of the 240 elements of x.w that this rank holds: a file of it is missing. "
+        f"Load another checkpoint. {untouched} (rank 1; 1 of 3)"
+    )
+    assert shape.startswith("x.w of shape [70, 10] is not there yet, and beside DTensors only")
+    assert shape.endswith(f"{untouched} (rank 0; 3 of 3)")
+    assert loaded == ["", "True"]

@@ -14,7 +14,7 @@ from hpctrain.bulk.state_file import StateFile
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.layout.balance import HeldRows, balance_rows
 from hpctrain.torch.state.layout.held import HeldShards, decode_all
-from hpctrain.torch.state.layout.shards import LocalShard, Shard
+from hpctrain.torch.state.layout.shards import Shard
 from hpctrain.torch.state.layout.share_out import Holders, SharedOut, share_out
 from hpctrain.torch.state.state_dict.dtypes import PAIRS
 
@@ -28,9 +28,7 @@ class Rank:
     whole: list[str] = field(default_factory=list)
 
     def held(self) -> HeldShards:
-        content: Any = None
-        shards = {shard.name: LocalShard(shard, content) for shard in self.shards}
-        return HeldShards.of(shards, aliases=self.aliases, whole=self.whole)
+        return HeldShards.of(self.shards, aliases=self.aliases, whole=self.whole)
 
 
 def _plan(ranks: list[Rank]) -> tuple[list[HeldShards], SharedOut]:

@@ -13,6 +13,7 @@ Where to read, from the top down::
                   -> find_index.py             what the directory holds
                   -> state_dict/flatten.py     the live tensors by name
                   -> layout/load_plan.py       which chunk goes where; which rank reads which block
+                  -> layout/load_parts.py      what each rank needs of that, from rank 0
                   -> engine/read_blocks.py     blocks from the disk into live tensors
                   -> engine/relay.py           and to the other ranks that want them
 

@@ -23,7 +23,21 @@ from hpctrain.torch.state.engine.step_gate import wait_for_all
 from hpctrain.torch.state.engine.transport import Transport, transport
 from hpctrain.torch.state.find_index import find_index
 from hpctrain.torch.state.layout.block_targets import FileTargets
-from hpctrain.torch.state.layout.load_plan import ReadRequests, plan_global, plan_local, requests_of
+from hpctrain.torch.state.layout.load_parts import (
+    Digests,
+    IndexPart,
+    digest_of,
+    share_index,
+    share_reads,
+    wants_of,
+)
+from hpctrain.torch.state.layout.load_plan import (
+    LiveShards,
+    Schedule,
+    live_shards,
+    plan_local,
+    requests_of,
+)
 from hpctrain.torch.state.ranks import communicator, exchange, failing_together
 from hpctrain.torch.state.state_dict.flatten import FlatState, flatten_state
 from hpctrain.torch.state.state_dict.optimizer import shard_again
@@ -153,80 +167,114 @@ def load_into(
     with failing_together(ranks, FINDING):
         # What is about to be overwritten may be being copied for an ASYNC report.
         wait_for_all()
-    index = _agreed_index(directory, ranks)
-    is_dcp = any(file.name == DCP_METADATA_NAME for file in index.files)
-    state, targets, failure, cause = None, dict[int, FileTargets](), None, None
+    outline, files = _agreed_outline(directory, ranks)
+    index = outline.index
+    live: LiveShards = {}
+    state, wants, wanted, failure, cause = None, None, b"", None, None
     try:
         if model is not None:
             shard_again(model)
-        saved = SavedTrees(index)
+        saved = SavedTrees(index, outline.dtypes)
         state = flatten_state(model=model, optimizer=optimizer, others=others, saved=saved)
-        found = plan_local(state, index, directory=directory)
+        live = live_shards(state, index, outline.dtypes, directory=directory)
+        if outline.is_dcp:
+            live = {}
+        elif ranks.size > 1:
+            wants = wants_of(live)
+            wanted = wants.digest()
         wait_for_devices({tensor.device for tensor in state.tensors.values()})
-        targets = {} if is_dcp else found
     # Whatever it is, a device without memory for instance: the others wait for this rank.
     except Exception as error:
         failure, cause = str(error) or type(error).__name__, error
-    headers = _read_headers(directory, () if is_dcp else index.files, ranks)
-    plan = _LocalPlan(requests=requests_of(targets), headers=headers, failure=failure)
-    plans = exchange(ranks, "loading", plan)
-    _raise_first([each.failure or each.headers.failure for each in plans], cause)
+    answers = exchange(ranks, "loading", (failure, wanted))
+    _raise_first([text for text, _ in answers], cause)
     assert state is not None
+    part = share_index(wants, [digest for _, digest in answers], files, ranks=ranks)
+    del files
+    plan = _agreed_plan(directory, live, part, ranks)
     reading = StateReading(
-        _files_to_read(directory, index, plans),
-        targets,
-        plan_global([each.requests for each in plans]),
+        plan.files,
+        plan.targets,
+        plan.schedule,
         rank=ranks.rank,
         transport=carrier or (transport(ranks) if ranks.size > 1 else None),
         timeout_s=timeout_s,
     )
     read_dcp_too = None
-    if is_dcp:
+    if outline.is_dcp:
         # Its imports take a tenth of a second of each rank.
         from hpctrain.torch.state.dcp.torch_files import read_dcp
 
         read_dcp_too = partial(read_dcp, directory, state, index)
     bytes_read = _read(reading, ranks, read_too=read_dcp_too)
     _restore(state, index, ranks)
-    return Loaded(bytes_read=bytes_read + sum(each.headers.size for each in plans))
+    return Loaded(bytes_read=bytes_read + plan.header_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LocalPlan:
-    """What ranks send each other before any of them changes anything."""
+class _Outline:
+    """What all ranks need of an index: all but its files."""
 
-    requests: ReadRequests
-    headers: _Headers
-    failure: str | None
+    index: StateIndex
+    """Without files."""
+    dtypes: Sequence[tuple[str, str]]
+    """As of `StateIndex.dtypes`, of all files."""
+    is_dcp: bool
 
 
-def _agreed_index(directory: Path, ranks: Communicator) -> StateIndex:
-    """Return the index, which one rank reads. Collective."""
-    index, failure, cause = None, None, None
+def _agreed_outline(directory: Path, ranks: Communicator) -> tuple[_Outline, Sequence[IndexedFile]]:
+    """Return what rank 0 has read of an index, and on rank 0 the files to read. Collective."""
+    outline, files, failure, cause = None, tuple[IndexedFile, ...](), None, None
     if ranks.rank == 0:
         try:
             index = find_index(directory)
+            is_dcp = any(file.name == DCP_METADATA_NAME for file in index.files)
+            outline = _Outline(index=replace(index, files=()), dtypes=index.dtypes(), is_dcp=is_dcp)
+            files = () if is_dcp else tuple(index.files)
         except Exception as error:
             failure, cause = str(error) or type(error).__name__, error
-    found: tuple[StateIndex | None, str | None]
-    found = exchange(ranks, FINDING, (index, failure))[0]
+    found: tuple[_Outline | None, str | None]
+    found = exchange(ranks, FINDING, (outline, failure))[0]
     if found[0] is None:
         raise CheckpointError(f"{found[1]} Nothing was changed.") from cause
-    return found[0]
+    return found[0], files
 
 
-def _files_to_read(
-    directory: Path, index: StateIndex, plans: Sequence[_LocalPlan]
-) -> list[ReadFile]:
-    """Return all files, with the digests that all ranks have read together. Not collective."""
-    digests = {number: its for plan in plans for number, its in plan.headers.digests.items()}
-    return [
-        ReadFile(
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What this rank does, as ranks agreed before any of them changes anything."""
+
+    files: Mapping[int, ReadFile]
+    """By number: those that this rank wants something of, with the digests of what it reads."""
+    targets: Mapping[int, FileTargets]
+    schedule: Schedule
+    header_bytes: int
+    """Of the headers that all ranks have read."""
+
+
+def _agreed_plan(directory: Path, live: LiveShards, part: IndexPart, ranks: Communicator) -> _Plan:
+    """Return what this rank reads, sends and receives. Collective."""
+    targets, failure, cause = dict[int, FileTargets](), None, None
+    try:
+        targets = plan_local(live, part.wanted, directory=directory)
+    except Exception as error:
+        failure, cause = str(error) or type(error).__name__, error
+    headers = _read_headers(directory, part.verified)
+    requests = requests_of(targets)
+    sent = (failure or headers.failure, headers.size, digest_of(requests))
+    failures, sizes, wanted = zip(*exchange(ranks, "planning reads", sent), strict=True)
+    _raise_first(failures, cause)
+    schedule, digests = share_reads(
+        requests, headers.digests, are_alike=len(set(wanted)) == 1, ranks=ranks
+    )
+    files = {
+        number: ReadFile(
             path=directory / file.name,
             layout=replace(file.layout, digests=digests.get(number, ())),
         )
-        for number, file in enumerate(index.files)
-    ]
+        for number, file in part.wanted.items()
+    }
+    return _Plan(files=files, targets=targets, schedule=schedule, header_bytes=sum(sizes))
 
 
 def _read(
@@ -266,18 +314,16 @@ def _restore(state: FlatState, index: StateIndex, ranks: Communicator) -> None:
 class _Headers:
     """The headers of some files, which this rank has read."""
 
-    digests: Mapping[int, tuple[str, ...]]
-    """Of the blocks of each, by the number of the file."""
+    digests: Digests
     size: int
     """Bytes of all of them."""
     failure: str | None = None
 
 
-def _read_headers(directory: Path, files: Sequence[IndexedFile], ranks: Communicator) -> _Headers:
-    """Read this rank's part of the headers of all files. Not collective."""
+def _read_headers(directory: Path, files: Mapping[int, IndexedFile]) -> _Headers:
+    """Read the headers of files, and compare them with the index. Not collective."""
     digests, size = {}, 0
-    for number in range(ranks.rank, len(files), ranks.size):
-        file = files[number]
+    for number, file in files.items():
         try:
             layout = read_layout(directory / file.name)
         except CheckpointError as error:

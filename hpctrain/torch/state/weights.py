@@ -29,7 +29,7 @@ def read_weights(directory: Path) -> dict[str, Any]:
             f"{directory} holds the state of {', '.join(parts) or 'nothing'}, and of no model. "
             f"Report it with report_state(model=...)."
         )
-    saved = SavedTrees(index)
+    saved = SavedTrees(index, index.dtypes())
     weights: dict[str, Any] = {}
     for name in (*index.shapes, *index.aliases, *index.values):
         top = next((tree for tree in index.trees if name.startswith(f"{tree}.")), name)

@@ -126,10 +126,10 @@ class StateReader(StorageReader):
             If a file is missing or damaged.
         """
         assert self._index is not None
-        files = [
-            ReadFile(path=self._directory / file.name, layout=file.layout)
-            for file in self._index.files
-        ]
+        files = {
+            number: ReadFile(path=self._directory / file.name, layout=file.layout)
+            for number, file in enumerate(self._index.files)
+        }
         targets: dict[int, FileTargets] = {}
         begun = []
         for item in plan.items:

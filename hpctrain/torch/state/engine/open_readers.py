@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +42,10 @@ class OpenReaders:
     Parameters
     ----------
     files
-        All files.
+        By number: at least those that are used.
     """
 
-    def __init__(self, files: Sequence[ReadFile]) -> None:
+    def __init__(self, files: Mapping[int, ReadFile]) -> None:
         self._files = files
         self._lock = threading.Lock()
         self._opened: OrderedDict[int, _Opened] = OrderedDict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 
@@ -30,11 +30,11 @@ class StateReading:
     Parameters
     ----------
     files
-        All files.
+        By number: at least those of which this rank wants something.
     targets
         Where blocks go on this rank, by the number of the file.
     schedule
-        What all ranks do.
+        What ranks do, at least this one.
     rank
         This one.
     transport
@@ -45,7 +45,7 @@ class StateReading:
 
     def __init__(
         self,
-        files: Sequence[ReadFile],
+        files: Mapping[int, ReadFile],
         targets: Mapping[int, FileTargets],
         schedule: Schedule,
         *,

@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import xxhash
 
 from hpctrain.bulk.state_file import Chunk, StateFile
-from hpctrain.torch.state.layout.shards import LocalShard, Shard
+from hpctrain.torch.state.layout.shards import Shard
 
 # The fastest level: names have much in common, and so have the sizes of shards.
 _LEVEL = 1
@@ -85,24 +86,23 @@ class HeldShards:
     @classmethod
     def of(
         cls,
-        shards: Mapping[str, LocalShard],
+        shards: Iterable[Shard],
         *,
-        aliases: Mapping[str, str],
-        whole: Collection[str],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+        whole: Collection[str] = (),
     ) -> HeldShards:
         """Return what a rank holds. Not collective.
 
         Parameters
         ----------
         shards
-            By name.
+            In order.
         aliases, whole
             As of `HeldTensors`.
         """
         kinds = []
         places = array("q")
-        for local in shards.values():
-            name, dtype, shape, offsets, sizes, torch_type = local.shard
+        for name, dtype, shape, offsets, sizes, torch_type in shards:
             kinds.append((name, dtype, shape, torch_type))
             places.extend(offsets)
             places.extend(sizes)

@@ -1,22 +1,22 @@
 """`plan_local` and `plan_global`: what each rank reads of a checkpoint, and where it goes.
 
 As in `torch.distributed.checkpoint`, each rank first plans for itself: which region of which chunk
-goes into which live tensor. Given what all ranks want, all of them plan the same: who reads which
-block, and who sends what to whom. Each block is read by one of the ranks that want something of it,
-and sent on to the others. So each byte is read once, whatever the number of ranks, of files, and of
-ranks that wrote them.
+goes into which live tensor. What all ranks want decides who reads which block, and who sends what
+to whom; of that, `load_parts` gives each rank its part. Each block is read by one of the ranks that
+want something of it, and sent on to the others. So each byte is read once, whatever the number of
+ranks, of files, and of ranks that wrote them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hpctrain.bulk.index import StateIndex
-from hpctrain.bulk.state_file import Chunk
+from hpctrain.bulk.index import IndexedFile, StateIndex
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.layout.block_targets import FileTargets
 from hpctrain.torch.state.layout.shards import LocalShard, shards_of
@@ -28,43 +28,38 @@ Block = tuple[int, int]
 """A file and a block of it, by their numbers."""
 ReadRequests = Sequence[tuple[int, int, int, int, int]]
 """Of one rank: file, first block, block after the last; which bytes of them, the same of each."""
+LiveShards = Mapping[str, Sequence[LocalShard]]
+"""What is read into, by names in the checkpoint."""
 
 
-def plan_local(state: FlatState, index: StateIndex, *, directory: Path) -> dict[int, FileTargets]:
+def plan_local(
+    live: LiveShards, files: Mapping[int, IndexedFile], *, directory: Path
+) -> dict[int, FileTargets]:
     """Return where the blocks of each file go on this rank, by the number of the file.
 
     Not collective.
 
     Parameters
     ----------
-    state
-        The live one.
-    index
-        Of the checkpoint.
+    live
+        What is read into.
+    files
+        Of the checkpoint, by number, ascending: at least those of their chunks that overlap shards
+        of this rank.
     directory
         Of the checkpoint, for errors.
 
     Raises
     ------
     CheckpointError
-        If names, shapes or types differ, something is missing, or elements of a live tensor share
-        their memory.
+        If something is missing.
     """
-    live, read = _live_shards(state, index, directory)
     targets: dict[int, FileTargets] = {}
     found: dict[int, int] = {}
-    seen, checked = set(), set()
-    for number, file in enumerate(index.files):
+    seen = set()
+    for number, file in files.items():
         for chunk_number, chunk in enumerate(file.layout.chunks):
-            if (shards := live.get(chunk.name)) is None:
-                continue
-            if (kind := (chunk.name, chunk.dtype)) not in checked:
-                checked.add(kind)
-                for local in shards:
-                    _check_kind(local, chunk, index, directory)
-            for local in shards:
-                if id(local) not in read:
-                    continue
+            for local in live.get(chunk.name, ()):
                 shard = local.shard
                 common = overlap(chunk.offsets, chunk.shape, shard.offsets, shard.sizes)
                 # Some programs write what all ranks have once a rank.
@@ -79,7 +74,7 @@ def plan_local(state: FlatState, index: StateIndex, *, directory: Path) -> dict[
                 if number not in targets:
                     targets[number] = FileTargets(file.layout)
                 targets[number].add(chunk_number, region, offsets=common.source_offsets)
-    for local in (local for shards in live.values() for local in shards if id(local) in read):
+    for local in chain.from_iterable(live.values()):
         wanted = math.prod(local.shard.sizes)
         if found.get(id(local), 0) != wanted:
             raise CheckpointError(
@@ -90,10 +85,31 @@ def plan_local(state: FlatState, index: StateIndex, *, directory: Path) -> dict[
     return targets
 
 
-def _live_shards(
-    state: FlatState, index: StateIndex, directory: Path
-) -> tuple[dict[str, list[LocalShard]], set[int]]:
-    """Return live shards by their names in the checkpoint, and ids of those that are read into."""
+def live_shards(
+    state: FlatState,
+    index: StateIndex,
+    dtypes: Iterable[tuple[str, str]],
+    *,
+    directory: Path,
+) -> LiveShards:
+    """Return the shards that are read into, by their names in the checkpoint. Not collective.
+
+    Parameters
+    ----------
+    state
+        The live one.
+    index
+        Of the checkpoint. It need not have files.
+    dtypes
+        As of `StateIndex.dtypes`, of all files.
+    directory
+        Of the checkpoint, for errors.
+
+    Raises
+    ------
+    CheckpointError
+        If names, shapes or types differ, or elements of a live tensor share their memory.
+    """
     shards = shards_of(state.tensors)
     # Also of tensors that other ranks have.
     saved_names = {name: saved_name(name, index) for name in state.tensors}
@@ -114,7 +130,11 @@ def _live_shards(
                 _check_shared(name, saved, *places[place], index)
             places[place] = (saved, view)
             live.setdefault(saved, []).append(view)
-    return live, {id(view) for _, view in places.values()}
+    for saved, dtype in dtypes:
+        for local in live.get(saved, ()):
+            _check_kind(local, saved, dtype, index, directory)
+    read = {id(view) for _, view in places.values()}
+    return {name: [view for view in views if id(view) in read] for name, views in live.items()}
 
 
 def saved_name(name: str, index: StateIndex) -> str | None:
@@ -163,7 +183,7 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What all ranks do, the same on every rank."""
+    """What ranks do: all of them, or one and those that it sends to and receives from."""
 
     own: Mapping[int, Sequence[Block]]
     """By rank: what it reads for itself only."""
@@ -274,13 +294,15 @@ def _check_names(
         )
 
 
-def _check_kind(local: LocalShard, chunk: Chunk, index: StateIndex, directory: Path) -> None:
-    shard, shape, types = local.shard, index.shapes[chunk.name], index.types
-    known = None if types is None else types.get(chunk.name, "")
-    if (shard.dtype, shard.shape) != (chunk.dtype, shape) or known not in (None, shard.torch_type):
-        saved = shard._replace(dtype=chunk.dtype, shape=shape, torch_type=known or "")
+def _check_kind(
+    local: LocalShard, saved: str, dtype: str, index: StateIndex, directory: Path
+) -> None:
+    shard, shape, types = local.shard, index.shapes[saved], index.types
+    known = None if types is None else types.get(saved, "")
+    if (shard.dtype, shard.shape) != (dtype, shape) or known not in (None, shard.torch_type):
+        other = shard._replace(dtype=dtype, shape=shape, torch_type=known or "")
         raise CheckpointError(
-            f"{shard.name} is {shard.kind}, and in {directory} it is {saved.kind}. Make the model "
+            f"{shard.name} is {shard.kind}, and in {directory} it is {other.kind}. Make the model "
             f"as it was when it was saved, or convert it after loading."
         )
 

@@ -15,9 +15,9 @@ import xxhash
 from hpctrain.bulk.index import IndexedFile, PlannedFiles, StateIndex, file_name
 from hpctrain.bulk.state_file import StateFile
 from hpctrain.torch.state.layout.block_source import BlockSource
-from hpctrain.torch.state.layout.held import HeldShards, decode_all
+from hpctrain.torch.state.layout.held import HeldShards
 from hpctrain.torch.state.layout.shards import LocalShard, shards_of
-from hpctrain.torch.state.layout.share_out import Holders, SharedOut, share_out
+from hpctrain.torch.state.layout.share_out import Holders, SharedOut, holders_of, share_out
 from hpctrain.torch.state.ranks import ask_rank_0, exchange, failing_together
 from hpctrain.torch.state.state_dict.flatten import FlatState
 from hpctrain.world import Communicator
@@ -124,7 +124,8 @@ class _LocalTensors:
         # In a dict, the memory of a parameter is still a parameter.
         same = {aliases.get(name, name) for name in self._state.replicated}
         whole = [name for name in self.shards if aliases.get(name, name) not in same]
-        return HeldShards.of(self.shards, aliases=aliases, whole=whole)
+        shards = (local.shard for local in self.shards.values())
+        return HeldShards.of(shards, aliases=aliases, whole=whole)
 
     def source(self, layout: StateFile) -> BlockSource:
         """Return where the blocks of this rank's file come from."""
@@ -162,24 +163,17 @@ def _assigned_by_rank_0(
     local: _LocalTensors, digests: Sequence[bytes], ranks: Communicator
 ) -> _Assignment:
     """Return who writes what, as rank 0 plans it for all ranks. Collective."""
-    alike: dict[bytes, list[int]] = {}
-    for rank, digest in enumerate(digests):
-        alike.setdefault(digest, []).append(rank)
     assignment: _Assignment | None = None
 
     def plan(contents: Sequence[bytes]) -> list[bytes]:
         nonlocal assignment
-        held = decode_all(contents[its[0]] for its in alike.values())
-        everyone = [
-            Holders(ranks=tuple(its), held=each)
-            for its, each in zip(alike.values(), held, strict=True)
-        ]
+        everyone = holders_of(digests, contents)
         shared = share_out(everyone)
         assignment = _assignment(everyone, shared, rank=0)
         return [rows.tobytes() for rows in shared.rows]
 
     with failing_together(ranks, _SHARING_OUT):
-        is_first = alike[digests[ranks.rank]][0] == ranks.rank
+        is_first = digests.index(digests[ranks.rank]) == ranks.rank
         content = local.held.encode() if is_first else b""
     answer = ask_rank_0(ranks, _SHARING_OUT, content, plan)
     if assignment is None:

@@ -15,7 +15,7 @@ from itertools import chain
 
 from hpctrain.errors import CheckpointError
 from hpctrain.torch.state.layout.balance import HeldRows, balance_rows
-from hpctrain.torch.state.layout.held import HeldShards, HeldTensors, Kind, Rows
+from hpctrain.torch.state.layout.held import HeldShards, HeldTensors, Kind, Rows, decode_all
 from hpctrain.torch.state.layout.shards import Shard
 
 # A tensor's number among all, of which a shard is some place.
@@ -29,6 +29,25 @@ class Holders:
     ranks: tuple[int, ...]
     """Ascending."""
     held: HeldShards
+
+
+def holders_of(digests: Sequence[bytes], contents: Sequence[bytes]) -> list[Holders]:
+    """Return what all ranks hold, in the order of the lowest ones. Not collective.
+
+    Parameters
+    ----------
+    digests
+        Of what each rank holds, by rank.
+    contents
+        What it encoded, by rank: of those that hold the same, only that of the lowest is read.
+    """
+    alike: dict[bytes, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        alike.setdefault(digest, []).append(rank)
+    held = decode_all(contents[its[0]] for its in alike.values())
+    return [
+        Holders(ranks=tuple(its), held=each) for its, each in zip(alike.values(), held, strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

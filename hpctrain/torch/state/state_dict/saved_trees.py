@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.bulk.index import StateIndex
@@ -30,11 +29,14 @@ class SavedTrees:
     Parameters
     ----------
     index
-        Of the checkpoint.
+        Of the checkpoint. It need not have files.
+    dtypes
+        As of `StateIndex.dtypes`, of all files.
     """
 
-    def __init__(self, index: StateIndex) -> None:
+    def __init__(self, index: StateIndex, dtypes: Iterable[tuple[str, str]]) -> None:
         self.index = index
+        self._dtypes = dict(dtypes)
         self._used: dict[int, Any] = {}
         self._made: dict[str, Any] = {}
 
@@ -117,10 +119,6 @@ class SavedTrees:
             return self._made[saved]
 
         return unflatten(name, treedef, leaf, live=live)
-
-    @cached_property
-    def _dtypes(self) -> dict[str, str]:
-        return {chunk.name: chunk.dtype for f in self.index.files for chunk in f.layout.chunks}
 
     def _is_fit(self, saved: str, live: Any) -> bool:
         """Return whether a leaf can be read into."""
