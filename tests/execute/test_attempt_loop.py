@@ -296,8 +296,8 @@ def test_ranks_of_a_trial_are_let_on_in_the_turn_that_hears_of_the_decision(
         attempt.ranks.report(1)
         attempt.ranks.send("awaits", 1, report=1)
         assert turn() == []
-        assert tuner.reported == (1, 1)
-        tuner.decide((1, 1))
+        assert tuner.reported == (2, 1)
+        tuner.decide((2, 1))
         assert turn() == [1]
         for rank in (0, 1):
             attempt.ranks.report(rank)
