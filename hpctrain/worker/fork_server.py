@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import select
 import socket
 import sys
@@ -38,6 +39,7 @@ from hpctrain.worker.preload import (
 from hpctrain.worker.process_state import resident_bytes
 
 _MOST_PRINTED_BYTES = 2**16
+_MOST_FILES = 2**16
 # What ranks run, as a rule.
 _PROGRAM = "hpctrain.worker.main"
 
@@ -56,6 +58,7 @@ def serve(
     """
     before = environ.environment()
     begun = time.monotonic()
+    _raise_limit_of_files()
     if not getattr(sys.flags, "safe_path", False):
         # The working directory, of which nothing may be imported here.
         del sys.path[0]
@@ -84,6 +87,14 @@ def serve(
         for finalizer in finalizers:
             finalizer()
     return forked
+
+
+def _raise_limit_of_files() -> None:
+    """Have room for two descriptors of each living rank; ranks get the limit of their client."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft not in (resource.RLIM_INFINITY, most) and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextlib.contextmanager

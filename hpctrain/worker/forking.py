@@ -245,15 +245,17 @@ class ForkServer:
         self, client: socket.socket, launched: Launched, descriptors: list[int]
     ) -> str | ForkedRank:
         """Fork a rank; return why that cannot be, or in the rank alone what it is to do."""
-        ours, theirs = socket.socketpair()
         server = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         try:
-            pid = os.fork()
+            ours, theirs = socket.socketpair()
+            with contextlib.ExitStack() as unless_forked:
+                for sock in (ours, theirs):
+                    unless_forked.callback(sock.close)
+                pid = os.fork()
+                unless_forked.pop_all()
         except OSError as error:
-            ours.close()
-            theirs.close()
             return f"the fork server cannot fork: {error.strerror}"
         if pid == 0:
             ours.close()
@@ -265,13 +267,16 @@ class ForkServer:
             try:
                 reason = ours.recv(4096).decode(errors="replace")
             except OSError:
-                reason = ""
-            if reason != _GO.decode():
+                limit = timeouts.describe(timeouts.FORKED_RANK_S)
+                reason = f"a forked rank was not set up within {limit}"
+            try:
+                pidfd = linux.pidfd_open(pid) if reason == _GO.decode() else -1
+            except OSError as error:
+                pidfd, reason = -1, f"the fork server cannot watch a rank: {error.strerror}"
+            if pidfd == -1:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                limit = timeouts.describe(timeouts.FORKED_RANK_S)
-                return reason or f"a forked rank was not set up within {limit}"
-            pidfd = linux.pidfd_open(pid)
+                return reason or "a forked rank ended before it was set up"
             try:
                 socket.send_fds(client, [_FORKED], [pidfd])
                 ours.sendall(_GO)
