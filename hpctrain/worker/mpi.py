@@ -7,7 +7,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import LaunchError
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm as Comm
     from mpi4py.MPI import Request
     from mpi4py.typing import Buffer
+
+_MOST_SCATTERED_BYTES = 2**30
+"""At once, of all ranks together."""
+_unfinished: list[Request] = []
 
 
 def initialized_world_size() -> int | None:
@@ -270,15 +274,24 @@ def scatter_in_time(
     from mpi4py import MPI
 
     is_root = comm.rank == 0
-    lengths, length = array("q", map(len, given)), array("q", [0])
-    sizes = comm.Iscatter(lengths if is_root else None, length)
-    if not _wait(sizes, timeout_s=timeout_s, meanwhile=meanwhile):
+    longest = max(map(len, given), default=0)
+    sizes = array("q", chain.from_iterable((len(each), longest) for each in given))
+    received = array("q", [0, 0])
+    request = comm.Iscatter(sizes if is_root else None, received)
+    if not _wait(request, timeout_s=timeout_s, meanwhile=meanwhile):
         return None
-    *starts, _ = accumulate(lengths, initial=0)
-    mine = bytearray(length[0])
-    everything = [b"".join(given), lengths, starts, MPI.BYTE] if is_root else None
-    if not _wait(comm.Iscatterv(everything, [mine, MPI.BYTE]), timeout_s=timeout_s):
-        return None
+    length, longest = received
+    mine = memoryview(bytearray(length))
+    # Some MPIs count the bytes of all ranks together in 32 bits.
+    step = max(_MOST_SCATTERED_BYTES // comm.size, 1)
+    for start in range(0, longest, step):
+        parts = [each[start : start + step] for each in given]
+        lengths = array("q", map(len, parts))
+        *starts, _ = accumulate(lengths, initial=0)
+        everything = [b"".join(parts), lengths, starts, MPI.BYTE] if is_root else None
+        request = comm.Iscatterv(everything, [mine[start : start + step], MPI.BYTE])
+        if not _wait(request, timeout_s=timeout_s):
+            return None
     return bytes(mine)
 
 
@@ -328,9 +341,15 @@ def _wait(
     own = OwnTime(time.monotonic())
     while not request.Test():
         waited_s = own.look(time.monotonic())
+        # MPI may still write into the memory of a request that nobody waits for: it is kept.
         if waited_s > timeout_s:
+            _unfinished.append(request)
             return False
-        meanwhile()
+        try:
+            meanwhile()
+        except BaseException:
+            _unfinished.append(request)
+            raise
         # No rank waits much longer than needed, and one that waits for long uses no core.
         time.sleep(min(waited_s / 10, 1e-2))
     return True

@@ -113,8 +113,12 @@ def _copies(targets: Mapping[int, FileTargets]) -> Any:
     }
 
 
+@pytest.mark.parametrize("most", [2**30, 0], ids=["parts", "parts that would be too large"])
 @pytest.mark.parametrize("seed", range(40))
-def test_each_rank_plans_as_if_it_had_the_whole_index(seed: int) -> None:
+def test_each_rank_plans_as_if_it_had_the_whole_index(
+    seed: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.torch.state.layout.load_parts._MOST_BYTES", most)
     files, live = _case(seed)
     size = len(live)
 

@@ -41,6 +41,7 @@ def _asking() -> Callable[[], list[Any]]:
         from hpctrain.torch.state.layout.save_plan import PLANNING, plan_save
         from hpctrain.torch.state.ranks import GroupComm, ask_rank_0, communicator, exchange
         from hpctrain.torch.state.state_dict.flatten import flatten_state
+        from hpctrain.worker import mpi
 
         rank = hpctrain.get_context().get_world_rank()
         # Nothing, little, and more than goes without a rendezvous.
@@ -66,6 +67,10 @@ def _asking() -> Callable[[], list[Any]]:
         comms: tuple[Any, ...] = (communicator(), GroupComm())
         for comm in comms:
             answer = ask_rank_0(comm, "here", sent, swap)
+            mpi._MOST_SCATTERED_BYTES = 1_000_000
+            in_rounds = ask_rank_0(comm, "here", sent, swap)
+            mpi._MOST_SCATTERED_BYTES = 2**30
+            assert in_rounds == answer
             refused = error(lambda: ask_rank_0(comm, "here", sent, refuse))  # noqa: B023
             unlike = error(lambda: plan(w=torch.zeros(3 + rank)))
             if rank == 1:

@@ -24,6 +24,8 @@ _TOGETHER = (
 )
 # Objects up to this size take one collective: their sizes are not exchanged before.
 _TOLD_BYTES = 248
+# How an answer of rank 0 begins.
+_ANSWER, _FAILURE = b"a", b"f"
 
 
 def communicator() -> Communicator:
@@ -128,21 +130,21 @@ def ask_rank_0(
     # Ranks that make other calls are noticed here, and not by what comes next.
     lengths = exchange(ranks, stage, len(content))
     contents = _sent_to_rank_0(ranks, stage, content, lengths)
-    answers: list[bytes | _Failed] = []
+    given: list[bytes] = []
     cause = None
     if contents is not None:
         try:
-            answers += answer(contents)
+            given = [_ANSWER + each for each in answer(contents)]
         # Whatever it is: the other ranks wait for an answer.
         except Exception as error:
             cause, reason = error, str(error) or type(error).__name__
             if not isinstance(error, CheckpointError):
                 reason = f"rank 0 of {ranks.size} failed: {reason}"
-            answers = [_Failed(reason)] * ranks.size
-    received: bytes | _Failed = _sent_by_rank_0(ranks, stage, answers)
-    if isinstance(received, _Failed):
-        raise CheckpointError(received.reason) from cause
-    return received
+            given = [_FAILURE + reason.encode(errors="replace")] * ranks.size
+    received = _sent_by_rank_0(ranks, stage, given)
+    if received[:1] == _FAILURE:
+        raise CheckpointError(received[1:].decode()) from cause
+    return received[1:]
 
 
 def _gathered(ranks: Communicator, stage: str, sent: Any) -> list[Any]:
@@ -166,14 +168,13 @@ def _sent_to_rank_0(
     return contents if ranks.rank == 0 else None
 
 
-def _sent_by_rank_0(ranks: Communicator, stage: str, answers: Sequence[Any]) -> Any:
+def _sent_by_rank_0(ranks: Communicator, stage: str, given: Sequence[bytes]) -> bytes:
     """Return what rank 0 has for this rank. Collective."""
     if not _is_mpi(ranks):
-        return ranks.scatter(answers if ranks.rank == 0 else None)
+        return bytes(ranks.scatter(given if ranks.rank == 0 else None))
     from hpctrain.worker.mpi import scatter_in_time
 
-    given = [pickle.dumps(answer) for answer in answers]
-    return pickle.loads(_in_time(ranks, stage, partial(scatter_in_time, ranks, given)))
+    return _in_time(ranks, stage, partial(scatter_in_time, ranks, given))
 
 
 def _is_mpi(ranks: Communicator) -> TypeGuard[Comm]:

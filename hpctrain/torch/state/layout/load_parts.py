@@ -38,6 +38,8 @@ _SHARING_INDEX = "sharing the index"
 _SHARING_READS = "sharing the reads"
 # Many ranks want the same regions of what is replicated. Those of one rank are as many as that.
 _KEPT_REGIONS = 100_000
+# Of all ranks' parts of an index together.
+_MOST_BYTES = 2**30
 Digests = Mapping[int, tuple[str, ...]]
 """Of the blocks of files, by the number of the file."""
 
@@ -91,10 +93,7 @@ def share_index(
         If ranks make other calls, or do not come.
     """
     if len(set(digests)) == 1:
-        everything = exchange(ranks, _SHARING_INDEX, files)[0]
-        mine = range(ranks.rank, len(everything), ranks.size)
-        verified = {number: everything[number] for number in mine}
-        return IndexPart(wanted=dict(enumerate(everything)), verified=verified)
+        return _whole_index(files, ranks=ranks)
     with failing_together(ranks, _SHARING_INDEX):
         is_first = digests.index(digests[ranks.rank]) == ranks.rank
         content = wants.encode() if is_first and wants is not None else b""
@@ -102,11 +101,21 @@ def share_index(
     def answer(contents: Sequence[bytes]) -> list[bytes]:
         return split_index(files, holders_of(digests, contents))
 
-    return decode_part(ask_rank_0(ranks, _SHARING_INDEX, content, answer))
+    part = ask_rank_0(ranks, _SHARING_INDEX, content, answer)
+    return decode_part(part) if part else _whole_index(files, ranks=ranks)
+
+
+def _whole_index(files: Sequence[IndexedFile], *, ranks: Communicator) -> IndexPart:
+    everything = exchange(ranks, _SHARING_INDEX, files)[0]
+    mine = range(ranks.rank, len(everything), ranks.size)
+    verified = {number: everything[number] for number in mine}
+    return IndexPart(wanted=dict(enumerate(everything)), verified=verified)
 
 
 def split_index(files: Sequence[IndexedFile], everyone: Sequence[Holders]) -> list[bytes]:
     """Return each rank's part of an index, for `decode_part`. Not collective.
+
+    Parts are empty if they would fill rank 0's memory: then all ranks need all of it.
 
     Parameters
     ----------
@@ -118,19 +127,28 @@ def split_index(files: Sequence[IndexedFile], everyone: Sequence[Holders]) -> li
     size = sum(len(its.ranks) for its in everyone)
     names = {kind.name for its in everyone for kind in its.held.tensors.kinds}
     lookup = _Lookup(files, names)
-    parts = [b""] * size
+    packed, whole = [], []
     for its in everyone:
         chunks: dict[int, set[int]] = {}
         for number, chunk in lookup.overlapping(its.held):
             chunks.setdefault(number, set()).add(chunk)
-        wanted = pickle.dumps([_packed(number, files[number], chunks[number]) for number in chunks])
-        whole = {n for n, those in chunks.items() if len(those) == len(files[n].layout.chunks)}
+        packed.append(
+            pickle.dumps([_packed(number, files[number], chunks[number]) for number in chunks])
+        )
+        whole.append(
+            {n for n, of_it in chunks.items() if len(of_it) == len(files[n].layout.chunks)}
+        )
+    # Replicas of shards want the same, and each is sent its own.
+    if sum(len(a) * len(b.ranks) for a, b in zip(packed, everyone, strict=True)) > _MOST_BYTES:
+        return [b""] * size
+    parts = [b""] * size
+    for its, wanted, known in zip(everyone, packed, whole, strict=True):
         for rank in its.ranks:
             verified = range(rank, len(files), size)
             others = [
                 _packed(n, files[n], range(len(files[n].layout.chunks)))
                 for n in verified
-                if n not in whole
+                if n not in known
             ]
             parts[rank] = pickle.dumps((wanted, verified, others))
     return parts
