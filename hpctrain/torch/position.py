@@ -124,7 +124,10 @@ class ResumableLoader:
         batch, rest = divmod(saved.consumed, self.items_per_batch)
         if self._share is not None:
             return saved if has_same_ranks else replace(saved, batch=batch)
-        if rest and has_same_ranks:
+        if rest and self._has_at_most(saved.consumed):
+            # The last batch counts as a whole one, and was smaller: nothing of the epoch is left.
+            batch += 1
+        elif rest and has_same_ranks:
             raise ConfigError(
                 f"the epoch was interrupted after {saved.consumed} samples of all ranks, and "
                 f"batches of {self.items_per_batch} (batch size times ranks) do not end there. Use "
@@ -132,6 +135,15 @@ class ResumableLoader:
                 f"{saved.consumed} is a multiple."
             )
         return replace(saved, batch=batch, consumed=batch * self.items_per_batch)
+
+    def _has_at_most(self, samples: int) -> bool:
+        base = self._loader.base
+        size = base.batch_size
+        try:
+            own = len(base.sampler)
+        except TypeError:  # of a stream
+            return False
+        return size is not None and own * self.items_per_batch <= samples * size
 
     def iterate(
         self, position: Position, *, seed: int, shared_seed: int | None = None

@@ -113,6 +113,13 @@ def test_batches_that_do_not_end_where_an_epoch_was_interrupted_are_refused() ->
     assert resumed(batch_size=6, has_same_ranks=False)[0] == 12
 
 
+def test_an_epoch_that_ended_with_a_smaller_batch_is_over_with_batches_of_any_size() -> None:
+    loader = ResumableLoader(DataLoader(range(100), batch_size=30), world_size=1)
+    saved = Position(epoch=1, batch=7, consumed=7 * 16)  # the last of 7 batches had 4 samples
+    position = loader.resume(saved, has_same_ranks=True)
+    assert list(loader.iterate(position, seed=7)) == []
+
+
 def test_what_is_shared_out_goes_on_after_any_sample() -> None:
     loader = ResumableLoader(sharded(DataLoader(range(64), batch_size=6)), world_size=1)
     saved = Position(epoch=1, batch=4, consumed=16)
