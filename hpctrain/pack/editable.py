@@ -154,7 +154,10 @@ def _modules_of(entry: Path, *, depth: int) -> list[str]:
         return [entry.name]
     if not depth or not entry.name.isidentifier() or entry.is_symlink() or not entry.is_dir():
         return []
-    children = os.listdir(entry)
+    try:
+        children = os.listdir(entry)
+    except PermissionError:  # what this user may not read is no package of theirs
+        return []
     if not _OF_ENVIRONMENTS.isdisjoint(children):
         return []
     # Only what a module or a package can be called is looked at: there may be much data.
