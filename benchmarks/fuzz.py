@@ -46,9 +46,9 @@ LONGEST_S = 10.0
 STATES = ("finished", "failed", "running")
 # By which an output says that something is not as it was.
 _WORDS = re.compile(
-    r"damaged|display ends|cannot be|altered|torn|missing|lost|is not a run|not what|no such log"
-    r"|no log|unreadable|set aside|has no|does not say|not known|no usable|no run|differs"
-    r"|reads up to"
+    r"damaged|too large|display ends|cannot be|altered|torn|missing|lost|is not a run|not what"
+    r"|no such log|no log|unreadable|set aside|has no|does not say|not known|no usable|no run"
+    r"|differs|reads up to"
 )
 # What differs from one look to the next.
 _TIMES = re.compile(
