@@ -138,9 +138,10 @@ class ResumableLoader:
 
     def _has_at_most(self, samples: int) -> bool:
         base = self._loader.base
+        sampler: Any = base.sampler
         size = base.batch_size
         try:
-            own = len(base.sampler)
+            own = len(sampler)
         except TypeError:  # of a stream
             return False
         return size is not None and own * self.items_per_batch <= samples * size
