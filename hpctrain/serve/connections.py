@@ -50,7 +50,12 @@ class BoundedProtocol(H11Protocol):
         self._since = self.loop.time()
         self._last_look = self._look()
         self._watch_later()
-        others = [cast(BoundedProtocol, other) for other in self.connections if other is not self]
+        others = [
+            other
+            for other in cast("set[BoundedProtocol]", self.connections)
+            # One that is aborted is lost only in a later turn of the loop.
+            if other is not self and not other.transport.is_closing()
+        ]
         if len(others) >= MAX_CONNECTIONS:
             idle = [other for other in others if other.is_idle]
             unread = [other for other in others if other.unread_bytes]

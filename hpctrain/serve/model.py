@@ -20,8 +20,13 @@ from hpctrain.predict.batches import name_outputs
 from hpctrain.predict.predictor import Predictor
 from hpctrain.preprocessors.categories import is_missing
 
-# After such an error each further call to CUDA in the process fails, too; not so without memory.
-_LOST_GPU = re.compile(r"CUDA error: (?!out of memory)")
+# After these each further call to CUDA in the process fails, too: "sticky" errors of the CUDA
+# Runtime API. Others, also those of cuBLAS, are of one request.
+_LOST_GPU = re.compile(
+    r"CUDA error: .*(illegal memory access|device-side assert|unspecified launch failure"
+    r"|misaligned address|illegal instruction|uncorrectable ECC|hardware stack error"
+    r"|launch timed out)"
+)
 _LARGEST = int(np.finfo(np.float64).max)
 
 
@@ -130,7 +135,7 @@ class ServedModel:
                 output = self._predictor.predict(batch)
             except ConfigError:
                 raise
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, LookupError) as error:
                 # What a library says of a value does not say where it is.
                 if not (places := _odd_values(columns)):
                     raise

@@ -254,6 +254,13 @@ def test_a_failure_of_the_model_itself_is_not_blamed_on_a_text():
     assert client.post("/predict", json=body).status_code == 500
 
 
+def test_a_value_that_the_model_does_not_know_is_named():
+    _, client = failing(KeyError("y"))
+    answer = client.post("/predict", json={"columns": {"a": [1, 2], "b": ["x", "y"]}})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("row 0, column 'b': \"x\" cannot be predicted on: ")
+
+
 def test_a_value_that_the_model_refuses_is_named_if_it_can_be_that_one_only(capsys):
     _, client = failing(ValueError("could not convert 'x'"))
     answer = client.post("/predict", json={"columns": {"a": [1, 2], "b": ["x", "y"]}})
@@ -275,6 +282,8 @@ def test_a_value_that_the_model_refuses_is_named_if_it_can_be_that_one_only(caps
         ("CUDA error: an illegal memory access was encountered", True),
         ("CUDA out of memory. Tried to allocate 2 GiB", False),
         ("CUDA error: out of memory", False),
+        ("CUDA error: device-side assert triggered", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", False),
     ],
 )
 def test_a_model_whose_gpu_is_lost_is_not_ready_any_more(message, is_lost):

@@ -165,6 +165,23 @@ def test_clients_that_read_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPat
     run(test)
 
 
+def test_clients_that_connect_at_once_are_no_more_than_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+
+    async def test() -> None:
+        async with served(1) as server:
+            # The loop accepts all of them in one turn: it does not run meanwhile.
+            clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(9)]
+            await until(lambda: bool(server.connections))
+            await until(lambda: len(server.connections) <= 3)
+            for client in clients:
+                client.close()
+
+    run(test)
+
+
 def test_a_server_ends_though_a_client_reads_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
