@@ -59,9 +59,11 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     return found
 
 
-def _by_number(path: str) -> list[tuple[str, int]]:
+def _by_number(path: str) -> tuple[list[tuple[str, int]], str]:
     """Sort ``part.2`` before ``part.10``: Dask numbers parts like that."""
-    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path)]
+    parts = [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path)]
+    # ``part.1`` and ``part.01`` have the same number, but all processes need the same order.
+    return parts, path
 
 
 def _files_matching(pattern: Path, suffixes: tuple[str, ...]) -> set[str]:

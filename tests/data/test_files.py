@@ -59,6 +59,16 @@ def test_a_directory_that_a_pattern_matches_stands_for_its_files(
     assert find_files(tree / pattern, [".csv"]) == [str(tree / name) for name in names]
 
 
+@pytest.mark.parametrize("below", [".", "day*"])
+def test_names_that_differ_in_leading_zeros_alone_have_one_order(
+    tmp_path: Path, below: str
+) -> None:
+    names = sorted(f"day{'0' * zeros}1.csv" for zeros in range(9))
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    assert find_files(tmp_path / below, [".csv"]) == [str(tmp_path / name) for name in names]
+
+
 def test_a_pattern_that_matches_directories_without_files_says_what_is_missing(tree: Path) -> None:
     with pytest.raises(ConfigError, match=r"matches no file, nor a directory .* end with \.h5"):
         find_files(tree / "year=*", [".h5"])
