@@ -141,6 +141,19 @@ def test_selected_columns_are_the_only_ones_that_are_read(dataset: Dataset):
     assert dataset.select_columns("y").columns() == dataset.drop_columns("x").columns() == ["y"]
 
 
+@pytest.mark.parametrize("operation", ["select_columns", "drop_columns"])
+def test_columns_are_chosen_after_one_trial_of_the_steps(dataset: Dataset, operation: str):
+    sizes: list[int] = []
+
+    def double(batch: dict[str, Any]) -> dict[str, Any]:
+        sizes.append(len(batch["y"]))
+        return {**batch, "z": batch["y"] * 2}
+
+    chosen = getattr(dataset.map_batches(double), operation)(["y", "x"])
+    assert sizes == [2]
+    assert chosen.columns() == (["y", "x"] if operation == "select_columns" else ["z"])
+
+
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_negative_number_of_rows_is_refused(dataset: Dataset, filtered: bool):
     some = dataset.filter(lambda batch: batch["y"] > 3) if filtered else dataset

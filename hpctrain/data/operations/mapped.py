@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from hpctrain.checks import check_text
 from hpctrain.data.arguments import flag, list_of_names, mapping, one_name, one_or_more_names
 from hpctrain.data.batch import check_batch_size
@@ -278,7 +280,7 @@ class Mapped(Description):
             If one does not exist.
         """
         columns = one_or_more_names("cols", cols)
-        return _narrowed(self, Select(columns), left=columns)
+        return _narrowed(self, Select(columns))
 
     def drop_columns(self: DatasetT, cols: str | Sequence[str]) -> DatasetT:
         """Return a dataset without some columns, which are not read.
@@ -291,8 +293,7 @@ class Mapped(Description):
             If one does not exist.
         """
         columns = one_or_more_names("cols", cols)
-        left = [name for name in self.columns() if name not in columns]
-        return _narrowed(self, Drop(columns), left=left)
+        return _narrowed(self, Drop(columns))
 
     def rename_columns(self: DatasetT, names: Mapping[str, str] | Sequence[str]) -> DatasetT:
         """Return a dataset whose columns have other names.
@@ -318,9 +319,9 @@ class Mapped(Description):
         return self.with_step(step)
 
 
-def _narrowed(dataset: DatasetT, step: Select | Drop, *, left: Sequence[str]) -> DatasetT:
+def _narrowed(dataset: DatasetT, step: Select | Drop) -> DatasetT:
     """Return a dataset of the columns that a step leaves; as the first step, it reads no others."""
-    check_columns(step.columns, dataset.columns())
+    left = step(dict.fromkeys(dataset.columns(), np.empty(0)))
     if dataset.steps:
         return dataset.with_step(step)
     return replace(dataset, columns_read=tuple(left))
