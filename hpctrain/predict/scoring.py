@@ -15,7 +15,7 @@ import numpy as np
 
 from hpctrain import pickle_trust
 from hpctrain.checkpoint import Checkpoint
-from hpctrain.checkpoint_files import OF_THE_RUN
+from hpctrain.checkpoint_files import VALIDATION_NAME
 from hpctrain.data.batch import Batch, num_rows, slice_batch
 from hpctrain.data.dataset import Dataset
 from hpctrain.data.formats import from_any
@@ -66,12 +66,12 @@ class Scoring:
         return files_of(self.dataset)
 
     def model_files(self) -> list[str]:
-        """Return the files of the checkpoint, without those of its run. Not collective."""
+        """Return the files of the checkpoint, without a validation's. Not collective."""
         if self.checkpoint is None:
             return []
-        # A validation that ends adds one.
-        of_the_run = {str(self.checkpoint / name) for name in OF_THE_RUN}
-        return [path for path in files_below(self.checkpoint) if path not in of_the_run]
+        # A validation may end between two predictions.
+        of_validation = str(self.checkpoint / VALIDATION_NAME)
+        return [path for path in files_below(self.checkpoint) if path != of_validation]
 
     def check_unchanged(self) -> None:
         """Check that the files of the input and of the checkpoint have not changed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from hpctrain import (
     ScalingConfig,
     TrainingFailedError,
 )
-from hpctrain.checkpoint_files import VALIDATION_NAME
+from hpctrain.checkpoint_files import MANIFEST_NAME, VALIDATION_NAME
+from hpctrain.data.identity import identify_files
 from hpctrain.predict import BatchPredictor, Predictor
 from hpctrain.trainer import DataParallelTrainer
 
@@ -195,10 +197,15 @@ def test_a_file_of_the_model_counts_wherever_it_lies(tmp_path: Path) -> None:
 def test_a_validation_that_ends_does_not_change_the_model(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "weights").write_text("1")
+    files = [model / MANIFEST_NAME, model / "weights"]
+    for file in files:
+        file.write_text("{}")
     output = tmp_path / "out.npy"
     predictor = BatchPredictor(Checkpoint(model), Same)
     predictor.predict(BEFORE, output=output, **where(tmp_path))
+    plan = tmp_path / "out.npy.parts" / "_plan.json"
+    # As ever: an output of before has this digest.
+    assert json.loads(plan.read_text())["model"] == identify_files(map(str, files))
     (model / VALIDATION_NAME).write_text('{"loss": 1.0}')
     again = predictor.predict(BEFORE, output=output, **where(tmp_path))
     assert values_of(again) == BEFORE.tolist()
