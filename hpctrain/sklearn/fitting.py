@@ -35,11 +35,12 @@ class SklearnFitting:
     return_train_score_cv: bool
     parallelize_cv: bool | None
     """None is yes, unless workers have GPUs."""
-    set_estimator_cpus: bool
     fit_params: Mapping[str, Any]
-    cpus: int
-    """CPUs of a worker."""
-    use_gpu: bool
+    cpus: int | None
+    """CPUs of a worker; None, in one of an older version, leaves the estimator's own."""
+    # Pickled ones of older versions lack the following fields: defaults must be constants.
+    set_estimator_cpus: bool = True
+    use_gpu: bool = False
 
     @property
     def has_parallel_folds(self) -> bool:
@@ -63,8 +64,9 @@ class SklearnFitting:
         if active_worker("SklearnTrainer").session.reports:
             return
         estimator = clone(self.estimator).set_params(**self.params)
-        if self.set_estimator_cpus and self.cpus > 1:
-            set_cpus(estimator, self.cpus)
+        cpus = self.cpus or 1
+        if self.set_estimator_cpus and cpus > 1:
+            set_cpus(estimator, cpus)
         tables = {name: self._table(name) for name in self.datasets}
         x, y = tables[TRAIN]
         metrics: dict[str, Any] = {}

@@ -190,6 +190,30 @@ def test_a_restored_run_takes_cpus_and_gpus_from_the_config_of_now(
     assert not fitting.has_parallel_folds
 
 
+@pytest.mark.parametrize("cpus", [None, 2])
+def test_a_run_of_an_older_version_fits_and_is_restored(
+    tmp_path: Path, frames: Any, cpus: int | None
+) -> None:
+    trainer = SklearnTrainer(
+        estimator=RandomForestClassifier(n_estimators=2, random_state=0),
+        datasets=frames,
+        label_column="target",
+        cv=2,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=run_config(tmp_path, 0),
+    )
+    fitting = vars(trainer.train_loop_per_worker)
+    del fitting["set_estimator_cpus"], fitting["use_gpu"]
+    # No number of CPUs was one, or the estimator's own.
+    fitting.update(parallelize_cv=True, cpus=cpus)
+    result = trainer.fit()
+    assert result.checkpoint is not None
+    assert SklearnTrainer.get_model(result.checkpoint).n_jobs == cpus
+    restored: Any = SklearnTrainer.restore(result.path).train_loop_per_worker
+    assert restored.cpus == 1
+    assert restored.has_parallel_folds
+
+
 def test_an_estimator_that_runs_code_of_others_is_only_opened_if_it_is_trusted(
     tmp_path: Path,
 ) -> None:
