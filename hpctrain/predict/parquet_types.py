@@ -22,7 +22,9 @@ def append_table(writer: Any, path: Path, table: Any) -> Any:
     schema = pyarrow.unify_schemas([writer.schema, table.schema])
     if schema != writer.schema:
         writer.close()
-        writer = _rewrite(path, schema)
+        beside = name_beside(path)
+        writer = _copy(path, beside, schema)
+        os.replace(beside, path)
     writer.write_table(_with_types(table, schema))
     return writer
 
@@ -50,19 +52,20 @@ def unify_parts(parts: Sequence[Path]) -> None:
             schema = schema.set(at, field.with_type(pyarrow.string()))
     for part, found in zip(parts, schemas, strict=True):
         if found != schema:
-            _rewrite(part, schema).close()
-            fsync_file(part)
+            # A part that is done stays so until the new one is.
+            beside = name_beside(part)
+            _copy(part, beside, schema).close()
+            fsync_file(beside)
+            os.replace(beside, part)
 
 
-def _rewrite(path: Path, schema: Any) -> Any:
-    """Rewrite a file with the types of a schema, and return its writer, still open."""
+def _copy(path: Path, to: Path, schema: Any) -> Any:
+    """Copy a file, with the types of a schema, and return the copy's writer, still open."""
     parquet = require("pyarrow.parquet", to="to write Parquet files")
-    beside = name_beside(path)
-    writer = parquet.ParquetWriter(beside, schema)
+    writer = parquet.ParquetWriter(to, schema)
     with parquet.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             writer.write_table(_with_types(file.read_row_group(group), schema))
-    os.replace(beside, path)
     return writer
 
 

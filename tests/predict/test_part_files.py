@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,15 @@ from pyarrow import parquet
 
 from hpctrain.data import read_csv, read_hdf5, read_numpy, read_parquet
 from hpctrain.predict import part_files
-from hpctrain.predict.part_files import CsvPart, Hdf5Part, NumpyPart, ParquetPart, PartFile
+from hpctrain.predict.parquet_types import unify_parts
+from hpctrain.predict.part_files import (
+    NOTHING,
+    CsvPart,
+    Hdf5Part,
+    NumpyPart,
+    ParquetPart,
+    PartFile,
+)
 
 READERS = {
     CsvPart: read_csv,
@@ -52,6 +61,28 @@ def test_a_parquet_part_takes_the_type_of_its_first_value(
     assert found.column("x").to_pylist() == [None, None, True, None, None, None]
     assert found.column("y").to_pylist() == [0, 1] * 3
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_part_stays_whole_if_there_is_no_space_for_its_types(tmp_path: Path) -> None:
+    nothing, settled = tmp_path / "part-000000.parquet", tmp_path / "part-000001.parquet"
+    for path, values in ((nothing, [None, None]), (settled, [True, None])):
+        part = ParquetPart(path, rows=2, kinds={"x": NOTHING})
+        part.append({"x": np.array(values, object)})
+        part.complete()
+    before, copy = nothing.read_bytes(), tmp_path / "copy.parquet"
+    copy.write_bytes(before)
+    unify_parts([copy, settled])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Room for the rows, but not for the end of the file, without which it cannot be read.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (copy.stat().st_size - 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            unify_parts([nothing, settled])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert nothing.read_bytes() == before
+    unify_parts([nothing, settled])
+    assert nothing.read_bytes() == copy.read_bytes()
 
 
 @pytest.mark.parametrize("part_type", READERS)
