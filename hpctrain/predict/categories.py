@@ -45,11 +45,14 @@ def is_categorical(values: Any) -> bool:
 
 def is_missing(value: Any) -> bool:
     """Return whether a value is None, NaN or pandas' NA. Not collective."""
-    return value is None or value != value or type(value).__name__ in ("NAType", "NaTType")
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    # Two arrays that are compared give an array, which is neither true nor false.
+    return not isinstance(value, np.ndarray) and bool(value != value)
 
 
 def plain(value: Any) -> Any:
     """Return a value as one that JSON can store: bytes as text. Not collective."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if isinstance(value, np.generic) else value

@@ -19,6 +19,7 @@ from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
 from hpctrain.own_files import create_file, name_beside
 from hpctrain.predict.batches import flatten_columns
+from hpctrain.predict.categories import is_missing
 from hpctrain.predict.parquet_types import append_table
 
 _BUFFER_BYTES = 4 * 2**20
@@ -264,9 +265,7 @@ class CsvPart(PartFile):
                 for value in values.reshape(-1):
                     if isinstance(value, str) and ("\n" in value or "\r" in value):
                         raise _no_type(name, "a line break in a value", cls)
-                    if isinstance(value, np.ndarray) or not (
-                        isinstance(value, str) or value is None or value != value
-                    ):
+                    if not isinstance(value, str) and not is_missing(value):
                         raise _no_type(name, f"{_shown(value)} among its values", cls)
 
     def _write(self, batch: Batch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import pytest
 pytest.importorskip("xgboost")
 
 from hpctrain import ConfigError, DataConfig, Result, RunConfig, ScalingConfig
+from hpctrain.data import from_numpy, from_pandas
 from hpctrain.xgboost import XGBoostTrainer
 
 
-def fit(tmp_path: Path, label: str = "y", **frames: pandas.DataFrame) -> Result:
+def fit(
+    tmp_path: Path, label: str = "y", *, categorical_columns: Sequence[str] = (), **datasets: Any
+) -> Result:
     return XGBoostTrainer(
-        datasets=frames,
+        datasets=datasets,
         label_column=label,
+        categorical_columns=categorical_columns,
         params={"nthread": 1},
         num_boost_round=1,
         scaling_config=ScalingConfig(num_workers=0),
@@ -50,6 +55,20 @@ def test_a_column_of_numbers_may_begin_with_a_missing_one(tmp_path: Path, valid:
 def test_a_column_that_is_text_in_one_dataset_only_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'valid' on rank 0 holds text in column 'a', but 'train"):
         fit(tmp_path, train=frame(TRUTHS), valid=frame(np.array([None, "x"], dtype=object)))
+
+
+def test_a_column_of_lists_of_unlike_lengths_is_named(tmp_path: Path) -> None:
+    lists = frame([np.ones(length) for length in (2, 3, 1, 2)])
+    for train in (lists, from_pandas(lists)):
+        with pytest.raises(ConfigError, match=r"column 'a' holds object, not numbers .*it out"):
+            fit(tmp_path, train=train)
+
+
+def test_categories_may_begin_with_a_value_that_pandas_calls_missing(tmp_path: Path) -> None:
+    values = np.array([pandas.NA, "x", "y", "x"], dtype=object)
+    for train in (frame(values), from_numpy({"a": values, "y": np.arange(4) % 2})):
+        result = fit(tmp_path, train=train, categorical_columns=["a"])
+        assert result.metrics["training_iteration"] == 1
 
 
 @pytest.mark.mpi

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 
 from hpctrain.predict.categories import encode_categories
 
@@ -10,6 +11,12 @@ def test_categories_become_their_places_and_others_are_missing():
     encoded = encode_categories(batch, {"colour": ("r", "g")})
     assert np.array_equal(encoded["colour"], [1, 0, np.nan], equal_nan=True)
     assert encoded["x"] is batch["x"]
+
+
+def test_a_value_that_pandas_calls_missing_has_no_category():
+    batch = {"colour": np.array(["g", pandas.NA, pandas.NaT], dtype=object)}
+    encoded = encode_categories(batch, {"colour": ("r", "g")})
+    assert np.array_equal(encoded["colour"], [1, np.nan, np.nan], equal_nan=True)
 
 
 def test_bytes_are_the_category_of_their_text():

@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from pyarrow import parquet
 
@@ -83,6 +84,15 @@ def test_a_part_stays_whole_if_there_is_no_space_for_its_types(tmp_path: Path) -
     assert nothing.read_bytes() == before
     unify_parts([nothing, settled])
     assert nothing.read_bytes() == copy.read_bytes()
+
+
+def test_a_csv_part_may_have_values_that_pandas_calls_missing(tmp_path: Path) -> None:
+    values = np.array([pandas.NA, pandas.NA], object)
+    CsvPart.check_values({"x": values})
+    part = CsvPart(tmp_path / "part-000000.csv", rows=2)
+    part.append({"x": values, "y": np.arange(2)})
+    part.complete()
+    assert pandas.read_csv(tmp_path / "part-000000.csv")["x"].isna().all()
 
 
 @pytest.mark.parametrize("part_type", READERS)
