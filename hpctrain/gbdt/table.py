@@ -278,6 +278,7 @@ Schema = dict[str, tuple[str, int | None]]
 
 _MISSING = "missing values"
 """Kind of a column whose first values are all missing: it can become any other."""
+_LISTS = "lists"
 
 
 def _is_plain(value: Any) -> bool:
@@ -305,6 +306,8 @@ def _kind(values: Any) -> str:
         return _MISSING
     if isinstance(present, str | bytes):
         return "text"
+    if isinstance(present, list | tuple | set | dict | np.ndarray):
+        return _LISTS
     return "numbers" if isinstance(present, Number | np.bool_) else "other"
 
 
@@ -340,6 +343,13 @@ def _check_schemas(
                     f"{where} holds {_said(schema[column])} in column {column!r}, but 'train' "
                     f"holds {_said(of_train[column])} there. Give both the same type."
                 )
+    for column in boosting.categorical_columns:
+        kind, width = of_train[column]
+        if kind == _LISTS or width is not None:
+            raise ConfigError(
+                f"categorical_columns has {column!r}, which holds {_said((kind, width))}: a "
+                f"category is one text or number. Leave it out, or encode it with a preprocessor."
+            )
 
 
 def _said(kind: tuple[str, int | None]) -> str:

@@ -64,6 +64,19 @@ def test_a_column_of_lists_of_unlike_lengths_is_named(tmp_path: Path) -> None:
             fit(tmp_path, train=train)
 
 
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ([np.ones(2), np.ones(3)], "lists"),
+        ([[1], [1, 2]], "lists"),
+        ([np.ones(2), np.ones(2)], "numbers of width 2"),
+    ],
+)
+def test_a_column_of_lists_has_no_categories(tmp_path: Path, values: Any, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"categorical_columns has 'a', which holds {what}: "):
+        fit(tmp_path, train=frame(values), categorical_columns=["a"])
+
+
 def test_categories_may_begin_with_a_value_that_pandas_calls_missing(tmp_path: Path) -> None:
     values = np.array([pandas.NA, "x", "y", "x"], dtype=object)
     for train in (frame(values), from_numpy({"a": values, "y": np.arange(4) % 2})):
