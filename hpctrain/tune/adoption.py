@@ -102,9 +102,10 @@ def _read_ends(
 ) -> list[Report]:
     """Return the first and the last report, and the first that lacks no metric.
 
-    Of a trial that has ended they are read only if the ledger does not say whether there is one.
+    Of a trial that is finished or was stopped they are read only if the ledger does not say whether
+    there is one. One that has failed may be tried again, and its reports are not new then.
     """
-    if trial.state.is_final and not (trial.reports and lacks(trial.metrics)):
+    if trial.state is TrialState.TERMINATED and not (trial.reports and lacks(trial.metrics)):
         return []
     reports = runner.history(trial)
     whole = next((report for report in reports if not lacks(report.metrics)), None)

@@ -151,16 +151,24 @@ class _Reading(FakeRunner):
 
 
 def restored(learners: Learners) -> tuple[Replayed, _Reading, dict[str, Trial]]:
-    """Return what is read of a trial that has ended, one whose end lacks "m", and one at work."""
+    """Return what is read of trials as the ledger has them, which notes no attempt of a report.
+
+    One has ended, the end of one lacks "m", one is at work, and one has failed.
+    """
     reports = reports_of(*((float(at), 1.0) for at in range(1, 10)))
     mute = replace(reports[-1], metrics={"training_iteration": 9})
-    runner = _Reading(made={"a": reports, "b": [*reports[:-1], mute], "c": reports})
-    states = dict(zip("abc", [TrialState.TERMINATED] * 2 + [TrialState.RUNNING], strict=True))
+    runner = _Reading(made={**dict.fromkeys("acd", reports), "b": [*reports[:-1], mute]})
+    states = {
+        **dict.fromkeys("ab", TrialState.TERMINATED),
+        "c": TrialState.RUNNING,
+        "d": TrialState.ERROR,
+    }
     trials = {
-        name: Trial(trial_id=name, config={}, state=state, reports=9, attempt=1)
+        name: Trial(trial_id=name, config={}, state=state, reports=9)
         for name, state in states.items()
     }
-    trials["a"].metrics, trials["b"].metrics = reports[-1].metrics, mute.metrics
+    for name, last in {"a": reports[-1], "b": mute, "d": reports[-1]}.items():
+        trials[name].metrics = last.metrics
     check = MetricCheck({"m": "it"})
     said = replay(trials, runner, learners, refuses=check.refuses, lacks=check.lacks)
     return said, runner, trials
@@ -168,10 +176,11 @@ def restored(learners: Learners) -> tuple[Replayed, _Reading, dict[str, Trial]]:
 
 def test_reports_that_nothing_learns_from_are_not_read_once_a_trial_has_ended() -> None:
     said, runner, trials = restored(Learners(FIFOScheduler(), None))
-    assert runner.read == ["b", "c"], "whether b has reported the metric is not in the ledger"
+    assert runner.read == ["b", "c", "d"], "whether b has reported the metric is not in the ledger"
     numbers = {name: [each.number for each in of] for name, of in said.histories.items()}
-    assert numbers == {"a": [], "b": [1, 9], "c": [1, 9]}
-    assert {name: trial.reports for name, trial in trials.items()} == dict.fromkeys("abc", 9)
+    assert numbers == {"a": [], "b": [1, 9], "c": [1, 9], "d": [1, 9]}
+    assert {name: trial.reports for name, trial in trials.items()} == dict.fromkeys("abcd", 9)
+    assert trials["d"].attempt == 1, "it may be tried again, and its reports are not new then"
     assert said.decisions["c"] == "CONTINUE"
 
 
@@ -185,5 +194,5 @@ def test_reports_that_nothing_learns_from_are_not_read_once_a_trial_has_ended() 
 )
 def test_what_learns_is_sent_all_reports_again(learners: Learners) -> None:
     said, runner, _ = restored(learners)
-    assert sorted(runner.read) == ["a", "b", "c"]
-    assert [len(reports) for reports in said.histories.values()] == [9, 9, 9]
+    assert sorted(runner.read) == ["a", "b", "c", "d"]
+    assert [len(reports) for reports in said.histories.values()] == [9, 9, 9, 9]

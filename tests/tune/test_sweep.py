@@ -586,7 +586,9 @@ class Blind(FakeRunner):
             return super().look(trial)
         del self.at_work[trial.trial_id]
         reason = "job 7 could not begin: node1 does not see the run directory /tmp/x."
-        return Look(end=End(failed=True, was_stopped=False, is_for_all=True, reason=reason))
+        end = End(failed=True, was_stopped=False, is_for_all=True, reason=reason)
+        # A runner that has just begun finds those of earlier attempts, too.
+        return Look(reports=self.made.get(trial.trial_id, []), end=end)
 
 
 def test_a_storage_that_no_node_sees_ends_the_sweep_with_the_first_trial(tmp_path: Path) -> None:
@@ -612,6 +614,20 @@ def test_a_restored_sweep_whose_nodes_all_lack_something_ends_like_a_new_one(
     assert [trial.reports for trial in trials.values()] == [1]
     sweep = make_sweep(Blind(made=first.made, blind=("trial_00000",)), tmp_path, num_samples=1)
     sweep.adopt(trials)
+    with pytest.raises(LaunchError, match="All trials would fail like this one"):
+        sweep.run()
+    assert states(sweep) == ["PENDING"]
+
+
+def test_reports_of_before_are_not_new_where_a_trial_that_failed_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    first = FakeRunner({"trial_00000": Script(fails="broken")})
+    make_sweep(first, tmp_path, num_samples=1).run()
+    trials = read_record(SweepPaths(root=tmp_path)).trials
+    sweep = make_sweep(Blind(made=first.made, blind=("trial_00000",)), tmp_path, num_samples=1)
+    sweep.adopt(trials)
+    sweep.retry(trials["trial_00000"])
     with pytest.raises(LaunchError, match="All trials would fail like this one"):
         sweep.run()
     assert states(sweep) == ["PENDING"]
