@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hpctrain.tune.schedulers import MedianStoppingRule
 
@@ -67,11 +68,14 @@ def test_values_that_are_too_large_to_add_up_end_no_sweep() -> None:
     assert rule.on_result("b", {"t": 5, "m": 1.0}) == "CONTINUE"
 
 
-def test_a_decision_takes_no_more_steps_after_more_reports() -> None:
+@pytest.mark.parametrize("begin_anew", [False, True])
+def test_a_decision_takes_no_more_steps_after_more_reports(*, begin_anew: bool) -> None:
     def count_steps(num_reports: int) -> int:
         rule, steps = make(), 0
-        for name in "abcd":
-            for when in range(num_reports):
+        times = [*range(num_reports), *range((num_reports - 1) * begin_anew)]
+        for when in times:
+            # All averages are asked for each time.
+            for name in "abcda":
                 rule.on_result(name, {"t": when, "m": 0.5})
 
         def note(frame: Any, event: str, argument: Any) -> Any:
@@ -82,7 +86,8 @@ def test_a_decision_takes_no_more_steps_after_more_reports() -> None:
         before = sys.gettrace()
         sys.settrace(note)
         try:
-            rule.on_result("a", {"t": num_reports - 1, "m": 0.5})
+            rule.on_result("a", {"t": times[-1], "m": 0.5})
+            rule.on_result("b", {"t": times[-1], "m": 0.5})
         finally:
             sys.settrace(before)
         return steps

@@ -7,7 +7,6 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Mapping
 from fractions import Fraction
-from itertools import accumulate
 from typing import Any
 
 from hpctrain.checks import plain_number
@@ -111,7 +110,7 @@ class _Curve:
         self._times: list[float] = []
         self._values: list[float] = []
         self._sums: list[float] = []
-        """Of the values until each of the times."""
+        """Of the values until each of the first times, as far as averages were asked for."""
         self._total = Fraction()
         self._not_finite_at = math.inf
 
@@ -128,19 +127,20 @@ class _Curve:
         index = bisect_right(self._times, when)
         self._times.insert(index, when)
         self._values.insert(index, value)
-        self._total += Fraction(value)
-        if index == len(self._sums):
-            self._sums.append(_rounded(self._total))
-        else:
+        if index < len(self._sums):
             # It has begun anew, and reports the same times again.
-            self._sums = list(map(_rounded, accumulate(map(Fraction, self._values))))
+            self._sums, self._total = [], Fraction()
 
     def average(self, until: float) -> float | None:
         """Return the average of the values up to a time; None if there are none, or not finite."""
         count = bisect_right(self._times, until)
-        if not count or until >= self._not_finite_at or not math.isfinite(self._sums[count - 1]):
+        if not count or until >= self._not_finite_at:
             return None
-        return self._sums[count - 1] / count
+        for value in self._values[len(self._sums) : count]:
+            self._total += Fraction(value)
+            self._sums.append(_rounded(self._total))
+        total = self._sums[count - 1]
+        return total / count if math.isfinite(total) else None
 
 
 def _rounded(total: Fraction) -> float:
