@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import statistics
 import sys
 from collections.abc import Callable
@@ -66,6 +67,16 @@ def test_values_that_are_too_large_to_add_up_end_no_sweep() -> None:
     for when in (3, 4, 5):
         assert rule.on_result("a", {"t": when, "m": 1e308}) == "CONTINUE"
     assert rule.on_result("b", {"t": 5, "m": 1.0}) == "CONTINUE"
+
+
+def test_a_rule_that_an_older_version_has_pickled_is_restored() -> None:
+    rule = make(min_samples_required=1)
+    # What it knew of its trials had another name.
+    del rule._curves
+    restored = pickle.loads(pickle.dumps(rule))
+    restored.set_search_properties(None, None)
+    assert restored.on_result("a", {"t": 3, "m": 1.0}) == "CONTINUE"
+    assert restored.on_result("b", {"t": 3, "m": 0.5}) == "STOP"
 
 
 @pytest.mark.parametrize("begin_anew", [False, True])

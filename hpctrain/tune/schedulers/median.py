@@ -66,6 +66,18 @@ class MedianStoppingRule(TrialScheduler):
         self._min_samples = whole(required, min_samples_required, at_least=1)
         self._curves: dict[str, _Curve] = {}
 
+    def set_search_properties(self, metric: str | None, mode: str | None) -> None:
+        """Take the metric and the mode of the TuneConfig. Not collective.
+
+        Raises
+        ------
+        ConfigError
+            If one of them is missing, or given twice.
+        """
+        super().set_search_properties(metric, mode)
+        # A pickled one of an older version lacks it.
+        self._curves = {}
+
     def on_result(self, trial_id: str, metrics: Mapping[str, Any]) -> Decision:
         """Return whether a trial is as good as the median of the others. Not collective."""
         score = self._score(metrics)
