@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,40 @@ def read_last_report(paths: RunPaths) -> dict[str, Any] | None:
     if complete:
         log(f"warning: {paths.metrics}: the last line is damaged, and left out.")
     return None
+
+
+def find_last_report(
+    paths: RunPaths, is_wanted: Callable[[Mapping[str, Any]], bool]
+) -> dict[str, Any] | None:
+    """Return the last report that counts and is wanted; None if there is none. Not collective.
+
+    The file is read from its end, as far as it takes to find it.
+
+    Raises
+    ------
+    OSError
+        If the file is not there, or cannot be read just now.
+    DamagedFileError
+        If it is not a regular file, or too large.
+    """
+    num_bytes = _TAIL_BYTES
+    while num_bytes <= MOST_BYTES:
+        end = read_end(paths.metrics, num_bytes)
+        if len(end) < num_bytes:
+            break
+        whole = filter(is_report, map(parse_json, end.split(b"\n")[1:-1]))
+        # What an attempt reports beside its successor is not after that one's reports.
+        lines = sorted(whole, key=lambda line: line["attempt"])
+        if found := _last(latest_reports(lines), is_wanted):
+            return found
+        num_bytes *= 4
+    return _last(read_reports(paths), is_wanted)
+
+
+def _last(
+    reports: Sequence[dict[str, Any]], is_wanted: Callable[[Mapping[str, Any]], bool]
+) -> dict[str, Any] | None:
+    return next(filter(is_wanted, reversed(reports)), None)
 
 
 def _read_last_line(path: Path) -> bytes:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hpctrain.errors import ConfigError
+from hpctrain.errors import HpctrainError
 from hpctrain.metric_names import find_number, find_score
 from hpctrain.rundir.display import counted, format_value
-from hpctrain.rundir.metrics import read_last_report, read_reports
+from hpctrain.rundir.metrics import find_last_report, read_last_report
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
@@ -31,6 +31,7 @@ _GROUP_OF = {
     TrialState.TERMINATED: "finished",
     TrialState.ERROR: "failed",
 }
+_FindScore = Callable[[str, RunPaths], float | None]
 _GROUPS = ("running", "waiting", "finished", "failed")
 
 
@@ -95,20 +96,25 @@ def find_sweeps(storage: Path) -> list[Path]:
 def read_overview(root: Path) -> SweepOverview:
     """Return a sweep as it is now. Not collective. Never raises for what is in its files.
 
-    Of trials at work the last report is read, of all others what the ledger says.
+    Trials at work are compared by their last report, and all others by what the ledger says. Where
+    that lacks the metric, the last report that has it is looked for among those of the trial.
     """
+    return _read(root, _find_last_score)
+
+
+def _read(root: Path, find_last: _FindScore) -> SweepOverview:
     paths = SweepPaths(root=root.absolute())
     try:
         record = read_record(paths)
         state, original = find_state(paths, record), find_original(paths, record)
-    except (ConfigError, OSError):
+    except (HpctrainError, OSError):
         return SweepOverview(path=paths.root, state="unread", counts=dict.fromkeys(_GROUPS, 0))
     states = [seen_state(paths, trial, state) for trial in record.trials.values()]
     found = Counter(_GROUP_OF.get(each, "running") for each in states)
     metric, mode = record.started.get("metric"), record.started.get("mode")
     scores = {}
     if metric is not None and mode in ("min", "max"):
-        scores = dict(_scores(paths, record, metric))
+        scores = _scores(paths, record, metric, find_last)
     best = (min if mode == "min" else max)(scores, key=scores.__getitem__) if scores else None
     ended = record.ended or {}
     return SweepOverview(
@@ -130,7 +136,7 @@ def read_overview(root: Path) -> SweepOverview:
 def seen_state(paths: SweepPaths, trial: Trial, state: str) -> TrialState:
     """Return the state of a trial, also where its tuner has not seen that its run stopped.
 
-    Not collective.
+    Not collective. If the status of the run cannot be read, it is what the ledger says.
 
     Parameters
     ----------
@@ -139,31 +145,47 @@ def seen_state(paths: SweepPaths, trial: Trial, state: str) -> TrialState:
     """
     if state == "running" or trial.state is not TrialState.RUNNING:
         return trial.state
-    status = read_status(RunPaths(paths.run(trial.trial_id)))
+    status = None
+    with suppress(HpctrainError, OSError):
+        status = read_status(RunPaths(paths.run(trial.trial_id)))
     has_stopped = status is not None and status.state is RunState.STOPPED
     return TrialState.PENDING if has_stopped else trial.state
 
 
-def _scores(paths: SweepPaths, record: SweepRecord, metric: str) -> Iterator[tuple[str, float]]:
+def _scores(
+    paths: SweepPaths, record: SweepRecord, metric: str, find_last: _FindScore
+) -> dict[str, float]:
+    """Return the values by name of the trial, without those of trials that cannot be read."""
+    scores = {}
     for trial_id, trial in record.trials.items():
-        metrics, run = trial.metrics, RunPaths(paths.run(trial_id))
-        if not trial.state.is_final and (last := read_last_report(run)) is not None:
-            metrics = last["metrics"]
-            if metric in ADDED:
-                metrics = make_report(trial, AttemptClock(paths=run), last).metrics
-        if metrics and find_number(metrics, metric) is None:
-            metrics = _find_last_with(metric, run)
-        if (score := find_score(metrics, metric)) is not None:
-            yield trial_id, score
+        with suppress(HpctrainError, OSError):
+            score = _score(trial, RunPaths(paths.run(trial_id)), metric, find_last)
+            if score is not None:
+                scores[trial_id] = score
+    return scores
 
 
-def _find_last_with(metric: str, run: RunPaths) -> Mapping[str, Any]:
-    """Return the metrics of the last report that has one as a number; empty if none has."""
-    with suppress(OSError):
-        for report in reversed(read_reports(run)):
-            if find_number(report["metrics"], metric) is not None:
-                return cast("Mapping[str, Any]", report["metrics"])
-    return {}
+def _score(trial: Trial, run: RunPaths, metric: str, find_last: _FindScore) -> float | None:
+    metrics = trial.metrics
+    if not trial.state.is_final and (last := read_last_report(run)) is not None:
+        metrics = last["metrics"]
+        if metric in ADDED:
+            metrics = make_report(trial, AttemptClock(paths=run), last).metrics
+    if metrics and find_number(metrics, metric) is None:
+        return find_last(metric, run)
+    return find_score(metrics, metric)
+
+
+def _find_last_score(metric: str, run: RunPaths) -> float | None:
+    """Return the metric of the last report that has it as a number; None if it is not finite."""
+    last = find_last_report(run, lambda report: find_number(report["metrics"], metric) is not None)
+    return None if last is None else find_score(last["metrics"], metric)
+
+
+def _mark_of(path: Path) -> object:
+    """Return what changes with a file."""
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class OverviewReader:
@@ -171,17 +193,23 @@ class OverviewReader:
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[object, SweepOverview]] = {}
+        self._last_scores: dict[tuple[Path, str], tuple[object, float | None]] = {}
 
     def read(self, root: Path) -> SweepOverview:
         """Return a sweep as it is now. Not collective."""
         try:
-            found = os.stat(SweepPaths(root=root).events)
-            mark = found.st_mtime_ns, found.st_size, found.st_ino
+            mark = _mark_of(SweepPaths(root=root).events)
         except OSError:
             mark = None
         known = self._known.get(root)
         if known is not None and known[0] == mark and known[1].state == "ended":
             return known[1]
-        overview = read_overview(root)
+        overview = _read(root, self._find_last_score)
         self._known[root] = mark, overview
         return overview
+
+    def _find_last_score(self, metric: str, run: RunPaths) -> float | None:
+        mark, of = _mark_of(run.metrics), (run.root, metric)
+        if of not in self._last_scores or self._last_scores[of][0] != mark:
+            self._last_scores[of] = mark, _find_last_score(metric, run)
+        return self._last_scores[of][1]

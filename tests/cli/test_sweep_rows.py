@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,91 @@ def test_a_trial_whose_last_report_lacks_the_metric_is_compared_by_the_last_that
         ledger.append("trial-ended", trial=name, reports=2, metrics=last, reason="")
     overview = read_overview(tmp_path)
     assert (overview.best, overview.value) == ("trial_00001", 0.1)
+
+
+def sweep_of_two(root: Path, *, num_reports: int, metric: str = "loss") -> SweepLedger:
+    """Write a sweep with a trial that has ended and one at work, whose last reports lack "loss"."""
+    ledger = SweepLedger(paths=SweepPaths(root=root))
+    ledger.append("sweep-started", metric=metric, mode="min")
+    for number, state in enumerate(["finished", "running"]):
+        name = f"trial_{number:05d}"
+        ledger.add_trial(Trial(trial_id=name, config={}))
+        write_run(root / name, state, reports=1, metrics={"loss": 0.1 + number})
+        ledger.append("trial-started", trial=name)
+        add_lines(root / name, {"loss": 0.1 + number}, range(2, num_reports))
+        add_lines(root / name, {"status": "ok"}, [num_reports])
+    last: dict[str, Any] = {"reports": num_reports, "metrics": {"status": "ok"}}
+    ledger.append("trial-ended", trial="trial_00000", reason="", **last)
+    return ledger
+
+
+def add_lines(root: Path, metrics: dict[str, Any], numbers: Iterable[int]) -> None:
+    with RunPaths(root).metrics.open("a") as file:
+        for number in numbers:
+            line = {"report": number, "attempt": 1, "time": 2.0, "metrics": metrics}
+            file.write(json.dumps({**line, "checkpoint": None}) + "\n")
+
+
+def test_a_reader_does_not_read_all_reports_again_for_one_that_has_the_metric(
+    tmp_path: Path,
+) -> None:
+    def count_steps(num_reports: int) -> int:
+        steps, root = 0, tmp_path / str(num_reports)
+        root.mkdir()
+        sweep_of_two(root, num_reports=num_reports)
+        reader = OverviewReader()
+        reader.read(root)
+        # The one at work goes on.
+        add_lines(root / "trial_00001", {"loss": 0.05}, [num_reports + 1])
+        add_lines(root / "trial_00001", {"status": "ok"}, [num_reports + 2])
+
+        def note(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return note
+
+        before = sys.gettrace()
+        sys.settrace(note)
+        try:
+            overview = reader.read(root)
+        finally:
+            sys.settrace(before)
+        assert (overview.best, overview.value) == ("trial_00001", 0.05)
+        return steps
+
+    assert count_steps(6000) < 2 * count_steps(1500)
+
+
+def test_a_value_far_from_the_end_is_found_and_a_reader_sees_what_is_reported_later(
+    tmp_path: Path,
+) -> None:
+    sweep_of_two(tmp_path, num_reports=3)
+    for name in ("trial_00000", "trial_00001"):
+        add_lines(tmp_path / name, {"status": "ok"}, range(4, 2000))
+    reader = OverviewReader()
+    found = [reader.read(tmp_path) for _ in range(2)] + [read_overview(tmp_path)]
+    assert [(each.best, each.value) for each in found] == 3 * [("trial_00000", 0.1)]
+    add_lines(tmp_path / "trial_00000", {"loss": 2.5}, [2000])
+    later = reader.read(tmp_path)
+    assert (later.best, later.value) == ("trial_00001", 1.1)
+
+
+@pytest.mark.parametrize("metric", ["loss", "time_total_s"])
+@pytest.mark.parametrize("damaged", ["metrics.jsonl", "ledger.jsonl"])
+def test_a_trial_whose_files_are_damaged_hides_no_other(
+    tmp_path: Path, damaged: str, metric: str
+) -> None:
+    ledger = sweep_of_two(tmp_path, num_reports=3, metric=metric)
+    for name in ("trial_00000", "trial_00001"):
+        (tmp_path / name / damaged).unlink(missing_ok=True)
+        (tmp_path / name / damaged).mkdir()
+        (tmp_path / name / "status.json").unlink()
+    ledger.add_trial(Trial(trial_id="trial_00002", config={}))
+    ledger.append("trial-started", trial="trial_00002")
+    last = {"loss": 0.01, "time_total_s": 0.01}
+    ledger.append("trial-ended", trial="trial_00002", reports=1, metrics=last, reason="")
+    overview = read_overview(tmp_path)
+    assert (overview.num_trials, overview.best, overview.value) == (3, "trial_00002", 0.01)
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from hpctrain.rundir.metrics import read_last_report, read_reports
+from hpctrain.rundir.metrics import find_last_report, read_last_report, read_reports
 from hpctrain.rundir.paths import RunPaths
 
 
@@ -80,3 +83,32 @@ def test_a_last_line_that_is_damaged_is_named(paths: RunPaths, capsys: pytest.Ca
     write(paths, (1, 1), torn="x" * 300_000 + "\n")
     assert read_last_report(paths) is None
     assert "the last line is damaged" in capsys.readouterr().err
+
+
+def test_the_last_report_that_is_wanted_is_that_of_all_reports_wherever_it_stands(
+    paths: RunPaths, each_example: Callable[[Callable[[Any], None]], None]
+) -> None:
+    def is_wanted(report: Any) -> bool:
+        return "loss" in report["metrics"]
+
+    def check(rng: np.random.Generator) -> None:
+        lines, report = [], 0
+        for attempt in range(1, 5):
+            report = int(rng.integers(report + 1))
+            for _ in range(rng.integers(12)):
+                report += 1
+                metrics = {"loss": 1.0} if rng.random() < 0.1 else {"text": 10_000 * "x"}
+                line = {"attempt": attempt, "report": report, "time": 0, "metrics": metrics}
+                lines.append(json.dumps(line) + "\n")
+        paths.metrics.write_text("".join(lines) + "{"[: rng.integers(2)])
+        expected = next(filter(is_wanted, reversed(read_reports(paths))), None)
+        assert find_last_report(paths, is_wanted) == expected
+
+    each_example(check)
+
+
+def test_what_stood_still_and_writes_late_hides_no_report_of_its_successor(paths: RunPaths) -> None:
+    write(paths, (1, 1), *((2, number) for number in range(2, 3000)), (1, 2), (2, 3000))
+    last = find_last_report(paths, lambda report: True)
+    assert last is not None
+    assert (last["attempt"], last["report"]) == (2, 3000)
