@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import NodeShape
@@ -25,6 +26,13 @@ class EqualNodes:
     partition: str
     count: int
     shape: NodeShape
+    max_time: str
+    """Time limit of the partition, as ``sinfo`` prints it."""
+
+    @property
+    def max_minutes(self) -> float:
+        """Time limit of the partition."""
+        return math.inf if self.max_time == "infinite" else time_limit_minutes(self.max_time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +44,12 @@ class Partition:
     others: tuple[str, ...]
     """Names of all partitions."""
     available: bool
-    max_time: str
     nodes: tuple[EqualNodes, ...]
+
+    @property
+    def longest(self) -> EqualNodes:
+        """The nodes with the maximum of the time limits: a job starts in one partition."""
+        return max(self.nodes, key=lambda equal: equal.max_minutes)
 
     @property
     def num_nodes(self) -> int:
@@ -57,6 +69,24 @@ class Partition:
     @property
     def _memory(self) -> list[int]:
         return [equal.shape.mem_mib for equal in self.nodes if equal.shape.mem_mib is not None]
+
+    def that_allows(self, time: str | int | timedelta | None) -> Partition:
+        """Return the partition without those of several whose time limit is shorter.
+
+        Not collective. Where that of each is, it is returned as it is.
+
+        Parameters
+        ----------
+        time
+            What is asked for, as in SlurmConfig; None is any.
+        """
+        asked = 0 if time is None else time_limit_minutes(time)
+        nodes = tuple(equal for equal in self.nodes if equal.max_minutes >= asked)
+        return self._only(nodes) if nodes else self
+
+    def _only(self, nodes: tuple[EqualNodes, ...]) -> Partition:
+        names = dict.fromkeys(equal.partition for equal in nodes)
+        return replace(self, name=",".join(names), nodes=nodes)
 
     def of_larger_nodes(self, scaling: ScalingConfig, site: Site) -> Iterator[Partition]:
         """Yield the partition with the nodes that hold a worker, then without the smallest of them.
@@ -88,7 +118,7 @@ class Partition:
         used = holding or sizes[-1:]
         for number in range(len(used)):
             nodes = (equal for equal in self.nodes if size(equal) in used[number:])
-            yield replace(self, nodes=tuple(nodes))
+            yield self._only(tuple(nodes))
 
 
 def parse_partitions(output: str, name: str | None) -> Partition:
@@ -130,7 +160,6 @@ def parse_partitions(output: str, name: str | None) -> Partition:
         name=",".join(partition.name for partition in named),
         others=names,
         available=usable[0].available,
-        max_time=max((partition.max_time for partition in usable), key=_minutes),
         nodes=tuple(equal for partition in usable for equal in partition.nodes),
     )
 
@@ -141,7 +170,6 @@ def _partition(name: str, rows: Sequence[Sequence[str]], names: tuple[str, ...])
         name=name,
         others=names,
         available=any(row[1] == "up" for row in mine),
-        max_time=mine[0][2],
         nodes=tuple(
             EqualNodes(
                 partition=name,
@@ -152,6 +180,7 @@ def _partition(name: str, rows: Sequence[Sequence[str]], names: tuple[str, ...])
                     gpus=count_gpus(row[5]),
                     mem_mib=_real_memory(int(row[6].rstrip("+"))),
                 ),
+                max_time=row[2],
             )
             for row in mine
         ),
@@ -161,7 +190,3 @@ def _partition(name: str, rows: Sequence[Sequence[str]], names: tuple[str, ...])
 def _real_memory(mib: int) -> int | None:
     # A node has 1 MiB where slurm.conf does not say how much.
     return mib if mib > 1 else None
-
-
-def _minutes(max_time: str) -> float:
-    return math.inf if max_time == "infinite" else time_limit_minutes(max_time)

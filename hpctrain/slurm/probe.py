@@ -149,7 +149,8 @@ def place_on_partition(
         return placement, NodeShape()
     qos = scaling.slurm.qos or site.directives.get("qos")
     refused: ConfigError | None = None
-    for part in partition.of_larger_nodes(scaling, site):
+    for larger in partition.of_larger_nodes(scaling, site):
+        part = larger.that_allows(None if qos else scaling.slurm.time)
         shape = known_shape(site, part.node_shape)
         try:
             placement = place_workers(scaling, shape, num_nodes=part.num_nodes)
@@ -195,15 +196,14 @@ def check_partition(
             f"{f' and {spare} spare' if spare else ''}, but partition {partition.name} has "
             f"{partition.num_nodes}. Ask for fewer workers, or another partition."
         )
-    limit = None if partition.max_time == "infinite" else time_limit_minutes(_clock(partition))
     # A QOS may lift the limit of the partition (PartitionTimeLimit), which sbatch knows.
-    if scaling.slurm.time is not None and limit is not None and qos is None:
-        asked = time_limit_minutes(scaling.slurm.time)
-        if asked > limit:
+    if scaling.slurm.time is not None and qos is None:
+        asked, longest = time_limit_minutes(scaling.slurm.time), partition.longest
+        if asked > longest.max_minutes:
             raise ConfigError(
                 f"SlurmConfig(time={scaling.slurm.time!r}) is {asked:g} minutes, but partition "
-                f"{partition.name} ends jobs after {limit:g} ({partition.max_time}). Ask for "
-                f"less, or use another partition."
+                f"{partition.name} ends jobs after {longest.max_minutes:g} ({longest.max_time}). "
+                f"Ask for less, or use another partition."
             )
 
 
@@ -269,7 +269,3 @@ def explain_refusal(said: str, scaling: ScalingConfig) -> str:
     )
     hint = next((text for pattern, text in hints if re.search(pattern, said)), None)
     return f"Slurm refused the job: {said.strip()}." + (f" Look at {hint}." if hint else "")
-
-
-def _clock(partition: Partition) -> str:
-    return partition.max_time

@@ -43,7 +43,7 @@ def test_without_a_name_the_default_partition_is_meant_and_its_smallest_node_cou
     partition = parse_partitions(SINFO, None)
     assert (partition.name, partition.available) == ("batch", True)
     assert partition.others == ("batch", "gpu", "mixed", "old")
-    assert (partition.max_time, partition.num_nodes) == ("1-00:00:00", 14)
+    assert (partition.longest.max_time, partition.num_nodes) == ("1-00:00:00", 14)
     assert partition.node_shape == NodeShape(cpus=32, gpus=0)
 
 
@@ -67,9 +67,9 @@ def test_a_cluster_without_a_default_partition_asks_for_one():
 def test_several_partitions_count_as_one_that_takes_what_any_of_them_takes():
     partition = parse_partitions(SINFO, "gpu,batch,old")
     assert (partition.name, partition.available) == ("gpu,batch,old", True)
-    assert (partition.max_time, partition.num_nodes) == ("1-00:00:00", 14)
+    assert (partition.longest.max_time, partition.num_nodes) == ("1-00:00:00", 14)
     assert partition.node_shape == NodeShape(cpus=32, gpus=0)
-    assert parse_partitions(SINFO, "batch,mixed").max_time == "infinite"
+    assert parse_partitions(SINFO, "batch,mixed").longest.max_time == "infinite"
     message = r"'gpu,cpu'\): this cluster has batch, gpu, mixed, old, and no cpu\. Use one of these"
     with pytest.raises(ConfigError, match=message):
         parse_partitions(SINFO, "gpu,cpu")
@@ -141,6 +141,26 @@ def test_what_one_of_several_partitions_can_start_passes():
     check_partition(timed("1-00:00:00"), placement(14), parse_partitions(SINFO, "gpu,batch"))
     with pytest.raises(ConfigError, match=r"partition gpu,batch ends jobs after 1440"):
         check_partition(timed("2-00:00:00"), placement(), parse_partitions(SINFO, "gpu,batch"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cpus": 96}, r"time='3-00'\) is 4320 minutes, but partition big ends jobs after 1440"),
+        ({"num_workers": 5, "cpus": 48}, r"needs 5 nodes .* partition long has 4\."),
+    ],
+)
+def test_a_job_starts_in_one_partition_that_has_both_its_nodes_and_its_time(
+    sinfo: Path, fields: dict[str, Any], message: str
+) -> None:
+    sinfo.write_text("long|up|7-00:00:00|4|48|(null)|1\nbig|up|1-00:00:00|9|96|(null)|1\n")
+    slurm = {"partition": "long,big", "time": "3-00"}
+    with pytest.raises(ConfigError, match=message):
+        place_unequal(slurm=slurm, **fields)
+    assert place_unequal(slurm={**slurm, "qos": "any"}, **fields)
+    assert place_unequal(slurm={**slurm, "time": "1-00"}, **fields)
+    spread = place_unequal(num_workers=9, placement_strategy="SPREAD", slurm=slurm)
+    assert spread.tasks_per_node == (3, 2, 2, 2)
 
 
 @pytest.mark.parametrize(("of_request", "of_site"), [("long", None), (None, "long")])
