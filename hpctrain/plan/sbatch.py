@@ -159,7 +159,7 @@ def memory_of_node(
     for name, number in number_of.items():
         if (mib := _mib(directives.get(name) or "")) is not None:
             return math.ceil(mib * number) or None
-    return placement.mem_mib_per_node
+    return None
 
 
 def _mib(text: str) -> float | None:

@@ -15,6 +15,9 @@ from hpctrain.launch import precheck
 from hpctrain.launch.precheck import asks_of, check_asks, warn_of_limits
 from hpctrain.launch.request import Request
 from hpctrain.plan.launch_plan import LaunchPlan
+from hpctrain.plan.resources import make_placement
+from hpctrain.plan.sbatch import make_directives
+from hpctrain.plan.site import Site
 from hpctrain.slurm.cluster_output import LimitRecord, NodeGroup
 from hpctrain.slurm.facts import ClusterFacts
 from tests.plans import make_plan
@@ -136,3 +139,15 @@ def test_the_memory_that_is_checked_is_that_of_the_job(
 ) -> None:
     (ask,) = asks_of(REQUEST, plan(**directives))
     assert (ask.cpus_per_node, ask.mem_mib_per_node) == (2, mem_mib)
+
+
+@pytest.mark.parametrize(("skip", "mem_mib"), [((), 4096), (("mem",), None)])
+def test_memory_that_a_site_does_not_let_a_job_ask_for_is_not_checked(
+    skip: tuple[str, ...], mem_mib: int | None
+) -> None:
+    scaling = ScalingConfig(num_workers=2, resources_per_worker={"memory": 2**31})
+    placement = make_placement(scaling, (2,))
+    directives = make_directives(scaling, placement, Site(skip_directives=skip), job_name="run")
+    of_job = replace(plan(), placement=placement, directives={**directives, "partition": "gpu"})
+    (ask,) = asks_of(REQUEST, of_job)
+    assert ask.mem_mib_per_node == mem_mib
