@@ -187,8 +187,9 @@ def _plan(
         directives["job-name"] = request.paths.root.name
     directives.update(slurm)
     if (account := slurm.get("account")) is not None:
-        site = load_site(request.scaling_config.slurm.site)
-        directives["account"] = site.complete_account(account)
+        directives["account"] = _complete_account(
+            account, request.scaling_config.slurm.site, like=recorded.directives.get("account")
+        )
     launch_plan = replace(
         recorded,
         directives=directives,
@@ -201,6 +202,15 @@ def _plan(
         stop_notice_s=request.scaling_config.slurm.notice_s if slurm else recorded.stop_notice_s,
     )
     return launch_plan, Site(name=str(plan.get("site", "generic")))
+
+
+def _complete_account(account: str, site: str | None, *, like: str | None) -> str:
+    """Return an account with the site's suffix; where its profile is gone, with another's."""
+    try:
+        return load_site(site).complete_account(account)
+    except ConfigError:
+        _, at, suffix = (like or "").partition("@")
+        return Site(account_suffix=at + suffix).complete_account(account)
 
 
 def _make_spec(
