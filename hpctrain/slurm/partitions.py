@@ -89,7 +89,7 @@ class Partition:
         return replace(self, name=",".join(names), nodes=nodes)
 
     def of_larger_nodes(self, scaling: ScalingConfig, site: Site) -> Iterator[Partition]:
-        """Yield the partition with the nodes that hold a worker, then without the smallest of them.
+        """Yield the partition with the nodes that hold a worker, then with those that hold more.
 
         Not collective. Slurm starts a job on those that are large enough, whatever others there
         are. Where none holds a worker, it is yielded with the largest alone.
@@ -104,21 +104,24 @@ class Partition:
         cpus, gpus = scaling.num_cpus_per_worker, scaling.num_gpus_per_worker
         memory = scaling.mem_bytes_per_worker or 0
 
-        def size(equal: EqualNodes) -> tuple[int, int, float]:
+        def room(equal: EqualNodes) -> tuple[float, float, float]:
+            """Return for how many workers a node has GPUs, CPUs and memory."""
             shape = known_shape(site, equal.shape)
             has_memory = memory > 0 and shape.mem_mib is not None
             return (
-                (shape.gpus or 0) if gpus else 0,
-                shape.cpus or 0,
-                (shape.mem_mib or 0) * 2**20 if has_memory else math.inf,
+                (shape.gpus or 0) / gpus if gpus else math.inf,
+                (shape.cpus or 0) / cpus,
+                (shape.mem_mib or 0) * 2**20 / memory if has_memory else math.inf,
             )
 
-        sizes = sorted({size(equal) for equal in self.nodes})
-        holding = [(g, c, m) for g, c, m in sizes if g >= gpus and c >= cpus and m >= memory]
-        used = holding or sizes[-1:]
-        for number in range(len(used)):
-            nodes = (equal for equal in self.nodes if size(equal) in used[number:])
-            yield self._only(tuple(nodes))
+        def num_workers(equal: EqualNodes) -> int:
+            return math.floor(min(room(equal)))
+
+        numbers = sorted({num_workers(equal) for equal in self.nodes} - {0})
+        for number in numbers:
+            yield self._only(tuple(e for e in self.nodes if num_workers(e) >= number))
+        if not numbers:
+            yield self._only((max(self.nodes, key=room),))
 
 
 def parse_partitions(output: str, name: str | None) -> Partition:

@@ -221,6 +221,27 @@ def place_unequal(
 
 
 @pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        pytest.param("4|64|gpu:4|1 4|16|gpu:8|1", {}, id="more CPUs but fewer GPUs"),
+        pytest.param("4|64|gpu:4|1 4|16|gpu:8|1 2|64|gpu:2|1", {}, id="and others"),
+        pytest.param("1|64|gpu:4|1 1|16|gpu:8|1 1|32|gpu:6|1", {}, id="on nodes of two kinds"),
+        pytest.param(
+            "4|64|gpu:4|9000 4|64|gpu:8|4000",
+            {"memory": 2 * 2**30},
+            id="more memory but fewer GPUs",
+        ),
+    ],
+)
+def test_a_job_fits_where_nodes_of_one_kind_have_all_that_it_needs(
+    sinfo: Path, rows: str, fields: dict[str, Any]
+) -> None:
+    sinfo.write_text("".join(f"all*|up|infinite|{row}\n" for row in rows.split()))
+    asked = {"num_workers": 8, "use_gpu": True, "cpus": 8, "slurm": {"tasks_per_node": 4}}
+    assert place_unequal(**{**asked, **fields}).tasks_per_node == (4, 4)
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"num_workers": 1, "cpus": 200}, r"CPU=200, but a node has 128"),
