@@ -58,6 +58,11 @@ class Partition:
         return max(sum(e.count for e in self.nodes if e.partition == name) for name in names)
 
     @property
+    def total_nodes(self) -> int:
+        """Number of nodes of all partitions together."""
+        return sum(equal.count for equal in self.nodes)
+
+    @property
     def node_shape(self) -> NodeShape:
         """What each of the nodes has."""
         return NodeShape(

@@ -149,6 +149,7 @@ def place_on_partition(
         return placement, NodeShape()
     qos = scaling.slurm.qos or site.directives.get("qos")
     refused: ConfigError | None = None
+    found: list[tuple[Placement, Partition]] = []
     for larger in partition.of_larger_nodes(scaling, site):
         part = larger.that_allows(None if qos else scaling.slurm.time)
         shape = known_shape(site, part.node_shape)
@@ -159,9 +160,16 @@ def place_on_partition(
             # It may fit on fewer nodes, larger ones.
             refused = refused or error
         else:
-            return placement, part.node_shape
-    assert refused is not None
-    raise refused
+            found.append((placement, part))
+    if not found:
+        assert refused is not None
+        raise refused
+    # A job would wait for large nodes where they are rare; a few small ones among many do not count.
+    most = [each for each in found if each[1].total_nodes > found[0][1].total_nodes / 2]
+    if scaling.placement_strategy == "SPREAD":
+        most = found[:1]
+    placement, part = min(most, key=lambda each: each[0].num_nodes)
+    return placement, part.node_shape
 
 
 def check_partition(

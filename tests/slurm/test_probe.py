@@ -267,6 +267,28 @@ def test_a_worker_goes_where_its_memory_is(sinfo: Path) -> None:
     assert place_unequal(num_workers=8, memory=2**40).tasks_per_node == (8,)
 
 
+@pytest.mark.parametrize(
+    ("few", "num_nodes"),
+    [
+        pytest.param("1|64|(null)|128000", 8, id="less memory"),
+        pytest.param("1|32|(null)|257000", 8, id="fewer CPUs"),
+        pytest.param("1|128|(null)|128000", 8, id="less memory but more CPUs"),
+        pytest.param("99|64|(null)|514000", 8, id="more memory"),
+        pytest.param("100|64|(null)|128000", 16, id="half of them"),
+    ],
+)
+def test_a_few_small_nodes_among_many_do_not_make_a_run_larger(
+    sinfo: Path, few: str, num_nodes: int
+) -> None:
+    sinfo.write_text(f"all*|up|infinite|100|64|(null)|257000\nall*|up|infinite|{few}\n")
+    asked: dict[str, Any] = {"num_workers": 64, "cpus": 8, "memory": 30 * 2**30}
+    assert place_unequal(**asked).num_nodes == num_nodes
+    # Who spreads workers out asks for all nodes.
+    every = 100 + int(few.split("|")[0])
+    spread = place_unequal(**{**asked, "num_workers": every, "placement_strategy": "SPREAD"})
+    assert spread.num_nodes == every
+
+
 def test_nodes_that_differ_are_not_added_up_and_hidden_partitions_take_jobs(
     sinfo: Path, tmp_path: Path
 ) -> None:
