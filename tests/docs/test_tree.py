@@ -28,3 +28,9 @@ def test_the_layers_are_those_that_are_checked() -> None:
     listed = PAGE.partition("Import rule:")[2].partition("code-block:: text\n\n")[2]
     assert listed.partition("\n\n")[0].split() == wanted
     assert len(listed.partition("\n\n")[0].splitlines()) == len(layers.split("\n")) - 1
+
+
+def test_the_root_has_no_files_of_a_try() -> None:
+    """Data that somebody writes beside the code to try a reader is soon committed with it."""
+    kinds = {path.suffix for path in ROOT.iterdir() if path.is_file() and path.name[0] != "."}
+    assert kinds <= {"", ".cff", ".cfg", ".in", ".md", ".py", ".toml", ".txt"}
