@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_a_long_epoch_does_not_look_like_death(
 def test_a_run_that_could_not_begin_does_not_look_as_if_it_were_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(_: RunCheckpoints) -> None:
+    def away(_: RunCheckpoints, __: Callable[[], None]) -> None:
         raise CheckpointError("the checkpoints cannot be read just now.")
 
     def train() -> str:
