@@ -164,7 +164,7 @@ def place_on_partition(
     if not found:
         assert refused is not None
         raise refused
-    # A job would wait for large nodes where they are rare; a few small ones among many do not count.
+    # A job would wait for large nodes where they are rare; a few small ones do not count.
     most = [each for each in found if each[1].total_nodes > found[0][1].total_nodes / 2]
     if scaling.placement_strategy == "SPREAD":
         most = found[:1]
