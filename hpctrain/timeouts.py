@@ -140,7 +140,7 @@ TUNER_SIGN_S = Timeout(
 CONTROLLER_S = Timeout(
     60.0,
     "controller",
-    "a controller that restarts or fails over, when a job ends",
+    "a controller that restarts or fails over, when a job ends, or nodes are first chosen",
     "LaunchError: the run resumes at the next fit()",
 )
 TIME_LIMIT_QUESTION_S = Timeout(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from hpctrain import environ
+from hpctrain import environ, timeouts
 from hpctrain.errors import LaunchError, NodeLostError, RunStoppedError
 from hpctrain.execute.failure_policy import classify_failure
 from hpctrain.execute.health import bad_nodes
@@ -18,6 +18,7 @@ from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.resources import Placement, place_on_nodes
 from hpctrain.rundir.history import FailureKind
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.slurm.client import retry
 from hpctrain.slurm.nodes import SlurmNodes, allocated_hosts
 
 
@@ -35,7 +36,7 @@ class NodePool:
     bad
         Nodes that an earlier executor of this job found bad, and why.
     check_stop
-        Raises if the run is to stop, while nodes are tested.
+        Raises if the run is to stop, while nodes are tested or Slurm does not answer.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class NodePool:
             None if source is None else UsableNodes(source, bad=bad, check_stop=check_stop)
         )
         self._note = note
+        self._check_stop = check_stop
         self._suspects: set[str] = set()
         self._used: set[str] = set()
         self._missing_workers = 0
@@ -85,7 +87,7 @@ class NodePool:
         if self._nodes is None:
             return full, ()
         if job_nodes.survives_loss or self._nodes.lost or self._suspects:
-            living = self._ask_for_living(self._nodes)
+            living = self._await_living(self._nodes)
         elif full.is_even or full.nodes:
             self._used = set(full.nodes)
             return full, ()
@@ -147,6 +149,18 @@ class NodePool:
             return {node: why for node, why in self._nodes.lost.items() if node in self._used}
         # Otherwise Slurm itself ends the job with a node that it knows to be down.
         return {node: "silent" for node, is_silent in group.lost_nodes.items() if is_silent}
+
+    def _await_living(self, nodes: UsableNodes) -> tuple[str, ...]:
+        """Return the nodes that can be used; ask again while Slurm has never answered."""
+
+        def ask() -> tuple[str, ...]:
+            try:
+                return self._ask_for_living(nodes)
+            except LaunchError:
+                self._check_stop()
+                raise
+
+        return retry(ask, patience_s=timeouts.CONTROLLER_S)
 
     def _ask_for_living(self, nodes: UsableNodes) -> tuple[str, ...]:
         known = nodes.lost
@@ -256,7 +270,7 @@ def make_node_pool(
     note
         Writes an event into the ledger.
     check_stop
-        Raises if the run is to stop, while nodes are tested.
+        Raises if the run is to stop, while nodes are tested or Slurm does not answer.
     """
     job_id = environ.variable("SLURM_JOB_ID") if plan.in_job else None
     source: NodeSource | None = None

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from hpctrain import timeouts
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.config import FailureConfig, RunConfig
 from hpctrain.errors import LaunchError, RunStoppedError, TrainingFailedError, WorkerError
@@ -269,6 +270,7 @@ def test_a_run_whose_nodes_slurm_never_tells_is_not_restarted_without_end(
         return pool
 
     monkeypatch.setattr(executor, "make_node_pool", make_pool)
+    monkeypatch.setattr(timeouts, "CONTROLLER_S", 0.0)
     with pytest.raises(LaunchError, match="Slurm does not answer"):
         run.execute(controller_failure_limit=2)
     assert [event["kind"] for event in run.events("not-placed")] == ["start"] * 3

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from hpctrain.config import ScalingConfig, SlurmConfig
+from hpctrain.errors import LaunchError, RunStoppedError
 from hpctrain.execute import node_pool
 from hpctrain.execute.node_pool import NodePool, make_node_pool
 from hpctrain.plan.launch_plan import LaunchPlan, StepLauncher
 from hpctrain.plan.resources import NodeShape, node_range, place_workers
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.run_record import RunRecord
+from hpctrain.slurm import client
 from tests.plans import make_plan
 
 
@@ -43,6 +45,49 @@ def make_pool(workers: int | tuple[int, int], *, nodes: int, spare: int = 0) -> 
     """Return the pool of a run with a worker on each node."""
     plan = plan_of("slurm", workers, spare=spare)
     return NodePool(plan, source=Nodes(nodes), note=lambda event, **_: None)
+
+
+class AwayNodes(Nodes):
+    """Nodes of a controller that is away, and then answers."""
+
+    def __init__(self, count: int, *, outages: int) -> None:
+        super().__init__(count)
+        self._outages = outages
+
+    def usable(self) -> Mapping[str, bool]:
+        if self._outages:
+            self._outages -= 1
+            raise LaunchError("Unable to contact slurm controller", transient=True)
+        return super().usable()
+
+
+def test_slurm_is_asked_again_for_the_first_nodes_while_its_controller_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_RETRY_INTERVAL_S", 0.0)
+    noted: list[str] = []
+    plan = plan_of("slurm", (2, 3))
+    pool = NodePool(
+        plan, source=AwayNodes(3, outages=9), note=lambda event, **_: noted.append(event)
+    )
+    placement, _ = pool.place()
+    assert placement.nodes == ("node1", "node2", "node3")
+    # Each would count as a failed start without progress, of which five end a run.
+    assert noted == []
+
+
+def test_a_run_is_stopped_while_the_controller_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_RETRY_INTERVAL_S", 0.0)
+    looks = iter(range(3))
+
+    def check_stop() -> None:
+        if next(looks) == 2:
+            raise RunStoppedError("it was asked to stop")
+
+    plan, nodes = plan_of("slurm", (2, 3)), AwayNodes(3, outages=9)
+    pool = NodePool(plan, source=nodes, note=lambda event, **_: None, check_stop=check_stop)
+    with pytest.raises(RunStoppedError):
+        pool.place()
 
 
 @pytest.mark.parametrize(
