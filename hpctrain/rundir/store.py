@@ -236,8 +236,11 @@ class CheckpointStore:
         damaged = {entry.path: entry.problem for entry in entries if entry.is_damaged}
         newest = None
         for path in reversed([entry.path for entry in entries if entry.manifest is not None]):
-            # With its files.
-            manifest = read_manifest(path)
+            try:
+                manifest = read_manifest(path)
+            except DamagedManifestError as error:
+                damaged[path] = f"checkpoint {path.name}: {error} ({path / MANIFEST_NAME})."
+                continue
             quick = _is_large(manifest) and manifest.name not in doubtful
             try:
                 verify_files(path, manifest.files, quick=quick, check_stop=check_stop)
@@ -394,5 +397,4 @@ def _by_report(entry: Entry) -> tuple[int, int]:
 
 
 def _is_large(manifest: Manifest) -> bool:
-    sizes = (file.size for file in manifest.files if file.kind == "header")
-    return sum(sizes) > _SCANNED_BYTES
+    return sum(f.size for f in manifest.files if f.kind == "header") > _SCANNED_BYTES

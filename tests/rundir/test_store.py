@@ -350,6 +350,28 @@ def test_a_disk_that_fails_is_damage(
     assert names(directory) == ["000001.damaged"]
 
 
+def test_a_manifest_that_was_read_and_cannot_be_read_again_is_damage(
+    directory: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    commit(directory, 1)
+    checkpoint, _ = commit(directory, 2)
+    assert len(store.known_manifests()) == 2
+    read = io.open
+
+    def failing(file: Any, *args: Any, **options: Any) -> Any:
+        if Path(str(file)) == checkpoint.path / MANIFEST_NAME:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+        return read(file, *args, **options)
+
+    monkeypatch.setattr(io, "open", failing)
+    monkeypatch.setattr(builtins, "open", failing)
+    manifest, (told,) = store.newest_good()
+    assert manifest is not None
+    assert manifest.report == 1
+    assert told.startswith("checkpoint 000002: its manifest cannot be read: Input/output error")
+    assert names(directory) == ["000001", "000002.damaged"]
+
+
 def test_a_manifest_of_an_earlier_hpctrain_has_no_checksum_and_no_versions(
     directory: Path, store: CheckpointStore
 ):
