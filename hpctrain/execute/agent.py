@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -242,7 +243,9 @@ def run_agent(argv: list[str]) -> None:
         assert lease_s is not None
         from hpctrain.execute.lease import take_over
 
-        take_over(run_dir, executor, lease_s=lease_s)
+        # An agent that only waits is not to keep the job, which another one ends, for KillWait.
+        may_end = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+        take_over(run_dir, executor, lease_s=lease_s, on_second=may_end)
 
 
 def _read_secret(path: Path, *, name: str) -> bytes:

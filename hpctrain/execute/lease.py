@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +44,13 @@ def is_reachable(address: tuple[str, int]) -> bool:
     return True
 
 
-def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> None:
+def take_over(
+    run_dir: Path,
+    address: tuple[str, int],
+    *,
+    lease_s: float,
+    on_second: Callable[[], object] = lambda: None,
+) -> None:
     """Let a run go on in another job, unless its executor, or another one, is alive.
 
     Not collective, but called on every node of the job: one of them acts.
@@ -56,6 +63,8 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
         Where the executor was.
     lease_s
         Seconds without a sign of life of any executor.
+    on_second
+        Called where another agent acts: this one only waits then, in case it does not succeed.
     """
     paths = RunPaths(run_dir)
     before = read_status(paths)
@@ -77,20 +86,27 @@ def take_over(run_dir: Path, address: tuple[str, int], *, lease_s: float) -> Non
         present = read_status(paths)
         if (present and present.mark) != (before and before.mark):
             return
-        if _acts(paths, before, is_last=pause_s is None):
+        if _acts(paths, before, is_last=pause_s is None, on_second=on_second):
             return
         time.sleep(pause_s or 0.0)
 
 
-def _acts(paths: RunPaths, before: RunStatus | None, *, is_last: bool) -> bool:
-    """Let the run go on in another job; return False if Slurm refuses, and it is tried again.
+def _acts(
+    paths: RunPaths,
+    before: RunStatus | None,
+    *,
+    is_last: bool,
+    on_second: Callable[[], object] = lambda: None,
+) -> bool:
+    """Let the run go on in another job; return False if it is to be tried again.
 
-    Another agent may try meanwhile. After the last try the job is cancelled: it would keep its
-    nodes until its limit.
+    Slurm may refuse it, also another agent that tries at this moment and may die then. After the
+    last try the job is cancelled: it would keep its nodes until its limit.
     """
     attempt = 0 if before is None else before.attempt
     if not _is_first(paths, attempt):
-        return True
+        on_second()
+        return is_last
     record, host = RunRecord(paths), None if before is None else before.owner_host
     record.append("executor-lost", host=host, attempt=attempt, found_by=node_name())
     try:

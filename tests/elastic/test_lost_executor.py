@@ -92,6 +92,7 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> list[RunPaths]:
     calls: list[RunPaths] = []
     monkeypatch.setattr(lease, "_continue_elsewhere", calls.append)
     monkeypatch.setattr(lease, "_LOOK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(lease, "_PAUSES_S", (0.05,))
     return calls
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,7 @@ def lose(
     requeue: bool = False,
     job_id: str = "7",
     tuner_sign: str | None = None,
+    on_second: Callable[[], object] = lambda: None,
 ) -> None:
     """Let an agent find out that the executor of a run is lost."""
     status = RunStatus(
@@ -87,7 +90,7 @@ def lose(
     plan = {"launcher": launcher, "requeue": requeue, "tuner_sign": tuner_sign}
     content = {"format": 2, "launch_plan": plan}
     paths.plan.write_text(json.dumps(content))
-    lease.take_over(paths.root, ("192.0.2.1", 9), lease_s=0.02)
+    lease.take_over(paths.root, ("192.0.2.1", 9), lease_s=0.02, on_second=on_second)
 
 
 def running(**fields: Any) -> Job:
@@ -119,6 +122,30 @@ def test_slurm_is_asked_again_once_it_answers(slurm: Slurm, paths: RunPaths, wha
     slurm.refusals = {what: [AWAY, AWAY]}
     lose(paths, launcher="slurm", requeue=True)
     assert slurm.done == [("requeue", "7")]
+
+
+def test_an_agent_that_comes_second_tries_when_the_first_is_refused_and_dies(
+    slurm: Slurm, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lease, "_PAUSES_S", (0.01,) * 3000)
+    comes_second = threading.Event()
+
+    def refuse(patience_s: float) -> Job | None:
+        """Keep the first agent until the second has lost the race."""
+        monkeypatch.setattr(lease, "read_own_job", slurm.read_own_job)
+        second.start()
+        assert comes_second.wait(60.0)
+        raise AWAY
+
+    monkeypatch.setattr(lease, "read_own_job", refuse)
+    how = {"launcher": "slurm", "on_second": comes_second.set}
+    second = threading.Thread(target=lose, args=[paths], kwargs=how, daemon=True)
+    slurm.job = running()
+    status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", attempt=2)
+    assert not lease._acts(paths, status, is_last=False)
+    second.join(60.0)
+    assert not second.is_alive()
+    assert slurm.done == [("submit", "000004"), ("cancel", "7")]
 
 
 def test_of_a_run_that_cannot_go_on_the_job_is_cancelled(
