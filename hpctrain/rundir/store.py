@@ -214,7 +214,7 @@ class CheckpointStore:
         doubtful
             Names of checkpoints that are read in full, however large: loading them may have failed.
         check_stop
-            Called between files; raises what ends the look. Nothing is set aside then.
+            As in `verify_files`. Nothing is set aside if it raises.
 
         Returns
         -------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +23,7 @@ TRY_AGAIN = (
 """Ends the message of an `UnreadableError`."""
 _READERS = 4
 """Files that are verified at a time."""
+_LOOK_INTERVAL_S = 1.0
 
 
 def verify_files(
@@ -41,7 +44,7 @@ def verify_files(
     quick
         Whether to look at the headers only of files that have digests of all else in them.
     check_stop
-        Called after each file; raises what ends the look.
+        Called between files, about once a second; raises what ends the look.
 
     Raises
     ------
@@ -51,9 +54,12 @@ def verify_files(
     readers = ThreadPoolExecutor(_READERS, thread_name_prefix="hpctrain-verify")
     try:
         verify = partial(_verify, directory, quick=quick)
+        looked_at = -math.inf
         # Raises what the first of them raised.
         for _ in readers.map(verify, files):
-            check_stop()
+            if time.monotonic() - looked_at >= _LOOK_INTERVAL_S:
+                check_stop()
+                looked_at = time.monotonic()
     finally:
         readers.shutdown(cancel_futures=True)
 

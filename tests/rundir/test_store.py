@@ -26,6 +26,7 @@ from hpctrain.config import CheckpointConfig
 from hpctrain.errors import CheckpointError
 from hpctrain.rundir import manifest as manifest_module
 from hpctrain.rundir import store as store_module
+from hpctrain.rundir import verify
 from hpctrain.rundir.manifest import Manifest
 from hpctrain.rundir.reading import read_content
 from hpctrain.rundir.retention import rank_checkpoints
@@ -241,9 +242,26 @@ def test_of_many_checkpoints_the_files_of_the_newest_alone_are_kept_in_memory(
     assert [manifest.files for manifest in store.known_manifests()] == [(), (), ()]
 
 
-def test_a_run_that_is_to_stop_waits_for_one_file_of_a_checkpoint_and_sets_none_aside(
-    directory: Path, store: CheckpointStore
+@pytest.mark.parametrize(("interval_s", "looks"), [(math.inf, 1), (0.0, 9)])
+def test_between_files_a_stop_is_looked_for_once_an_interval(
+    directory: Path,
+    store: CheckpointStore,
+    monkeypatch: pytest.MonkeyPatch,
+    interval_s: float,
+    looks: int,
 ):
+    """Each look reads the run directory, and a checkpoint may have thousands of small files."""
+    commit(directory, 1, {0: {f"{number}.bin": b"x" for number in range(9)}})
+    monkeypatch.setattr(verify, "_LOOK_INTERVAL_S", interval_s)
+    looked: list[None] = []
+    store.newest_good(check_stop=lambda: looked.append(None))
+    assert len(looked) == looks
+
+
+def test_a_run_that_is_to_stop_waits_for_one_file_of_a_checkpoint_and_sets_none_aside(
+    directory: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verify, "_LOOK_INTERVAL_S", 0.0)
     commit(directory, 1, {0: {"a": b"a", "b": b"b", "c": b"c"}})
     looks = iter([None, ValueError("it is to stop")])
 
