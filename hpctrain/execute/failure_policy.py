@@ -238,9 +238,14 @@ def choose_next_job(
 
 
 def _ends_at_limit(job: Job, notice: StopNotice, *, now: float) -> bool:
-    """Return whether Slurm ends a job at its time limit; a person can cancel it shortly before."""
+    """Return whether Slurm ends a job at its time limit; a person can cancel it shortly before.
+
+    A node that fails shortly before ends it, too.
+    """
     if notice.kind is not StopKind.TIME_LIMIT or job.state.startswith("CANCELLED"):
         return False
-    has_reason = job.reason == "TimeLimit" or job.state.startswith(("TIMEOUT", "NODE_FAIL"))
+    # scontrol shows a job that ends as COMPLETING until all its nodes have answered.
+    has_reason = job.reason in ("TimeLimit", "NodeDown")
+    has_reason |= job.state.startswith(("TIMEOUT", "NODE_FAIL"))
     is_time = notice.deadline is not None and now >= notice.deadline - _CLOCK_TOLERANCE_S
     return has_reason or job.is_preempted or is_time

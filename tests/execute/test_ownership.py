@@ -93,6 +93,8 @@ TIME_LIMIT = StopNotice(kind=StopKind.TIME_LIMIT, why="test", deadline=NOW + 60)
         ({"state": "CANCELLED by 1000"}, TIME_LIMIT, {"now": NOW + 60}, NextJob.STOP),
         ({"state": "COMPLETING"}, TIME_LIMIT, {"now": NOW + 51}, NextJob.SUCCESSOR),
         ({"state": "COMPLETING", "reason": "TimeLimit"}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
+        # Slurm ends a job of which a node fails.
+        ({"state": "COMPLETING", "reason": "NodeDown"}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
         ({"state": "COMPLETING", "is_preempted": True}, TIME_LIMIT, {}, NextJob.SUCCESSOR),
         ({"state": "COMPLETING", "is_preempted": True}, PREEMPTED, {}, NextJob.SUCCESSOR),
         ({"restarts": 1}, TIME_LIMIT, {"restarts": 1}, NextJob.REQUEUE),
