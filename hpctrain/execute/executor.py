@@ -374,7 +374,7 @@ class Executor:
             self.recorder,
             attempt.tracker,
             group.broadcast,
-            interpret=self._preemption.interpret,
+            take_signals=self._preemption.take_signals,
             nodes=ranks_of,
         )
         policy = self._slow_node_policy

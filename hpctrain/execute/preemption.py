@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain import environ, timeouts
@@ -67,6 +68,8 @@ class Preemption:
         self._total_deadline: float | None = None
         self._total_end: float | None = None
         self._noted_end: float | None = None
+        # Names of signals of which Slurm was asked what they mean.
+        self._interpreted: set[str] = set()
         # What a signal means that the run stops for already.
         self._asked: tuple[Question[Job | None], str, StopNotice] | None = None
         # Slurm warns, if it was asked to, the steps that there are: in a short job, which it may
@@ -90,8 +93,7 @@ class Preemption:
     def step(self) -> None:
         """See if the run is to leave while its ranks are well."""
         self._refine()
-        if self._signals and self._recorder.decision.yields_to(StopKind.PREEMPTION):
-            self._recorder.request_stop(self.interpret(self._signals[0]))
+        self.take_signals(self._signals)
         if self._time_limit is not None and self._recorder.decision.yields_to(StopKind.TIME_LIMIT):
             notice = self._time_limit.step()
             if notice is not None:
@@ -101,11 +103,24 @@ class Preemption:
         if self._total_deadline is not None and time.monotonic() > self._total_deadline:
             self._stop_for_total_time()
 
-    def interpret(self, name: str) -> StopNotice:
-        """Return what a signal from outside means; asks Slurm, and waits for it for a moment.
+    def take_signals(self, names: Sequence[str]) -> None:
+        """Request the stop that follows from signals from outside.
 
-        A later `step` refines the stop that follows, once Slurm has answered.
+        Slurm is asked what they mean, once for those of a name: all ranks get the same. It is
+        waited for for a moment; a later `step` refines the stop, once Slurm has answered. Also
+        where a reason to stop stands, as the job may end earlier than that says.
         """
+        for name in dict.fromkeys(names):
+            if self._asked is not None:
+                # The answer may replace the reason that stands.
+                return
+            if name not in self._interpreted or self._recorder.decision.yields_to(
+                StopKind.PREEMPTION
+            ):
+                self._interpreted.add(name)
+                self._recorder.request_stop(self._interpret(name))
+
+    def _interpret(self, name: str) -> StopNotice:
         question = Question(self._read_job, name="hpctrain-signal")
         question.wait(_ANSWER_S)
         is_open = question.is_open

@@ -34,8 +34,9 @@ class StopAgreement:
         Holds the answers.
     broadcast
         Sends a command to all ranks.
-    interpret
-        Returns what a signal means that ranks have passed on.
+    take_signals
+        Requests the stop that follows from signals which ranks have passed on. It is called again
+        for the same ones.
     nodes
         Ranks of each node, by host name.
     """
@@ -46,13 +47,13 @@ class StopAgreement:
         tracker: AttemptTracker,
         broadcast: Callable[..., None],
         *,
-        interpret: Callable[[str], StopNotice] | None = None,
+        take_signals: Callable[[Sequence[str]], None] | None = None,
         nodes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._recorder = recorder
         self._tracker = tracker
         self._broadcast = broadcast
-        self._interpret = interpret or _take_as_preemption
+        self._take_signals = take_signals or self._take_as_preemption
         self._nodes = dict(nodes or {})
         self._signalled_at: float | None = None
         self._notice: StopNotice | None = None
@@ -70,8 +71,7 @@ class StopAgreement:
             If the ranks do not return although they were asked to stop.
         """
         recorder = self._recorder
-        if recorder.decision.yields_to(StopKind.PREEMPTION):
-            self._look_at_signals()
+        self._look_at_signals()
         notice = recorder.stop
         if notice is None:
             return
@@ -122,8 +122,13 @@ class StopAgreement:
 
     def stop_for_signals(self) -> None:
         """Stop for the signals that ranks have passed on, if there are any."""
-        if self._tracker.signals and self._recorder.decision.yields_to(StopKind.PREEMPTION):
-            self._recorder.request_stop(self._interpret(self._tracker.signals[0]))
+        if self._tracker.signals:
+            self._take_signals(self._tracker.signals)
+
+    def _take_as_preemption(self, names: Sequence[str]) -> None:
+        if self._recorder.decision.yields_to(StopKind.PREEMPTION):
+            why = f"its ranks got {names[0]}"
+            self._recorder.request_stop(StopNotice(kind=StopKind.PREEMPTION, why=why))
 
     def _describe(self, notice: StopNotice) -> dict[str, Any]:
         """Return what is sent to ranks of a job that ends."""
@@ -154,7 +159,3 @@ def patience_s(notice: StopNotice, *, now: float) -> float:
 
 def _unwinds(notice: StopNotice) -> bool:
     return notice.kind is not StopKind.RESIZE
-
-
-def _take_as_preemption(name: str) -> StopNotice:
-    return StopNotice(kind=StopKind.PREEMPTION, why=f"its ranks got {name}")

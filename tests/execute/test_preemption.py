@@ -175,6 +175,65 @@ def test_ranks_receive_a_stop_before_slurm_has_answered_why(
     assert (recorder.stop.kind, recorder.stop.deadline) == (StopKind.TIME_LIMIT, job.end_time)
 
 
+@pytest.mark.parametrize("kind", [StopKind.TIME_LIMIT, StopKind.TOTAL_TIME, StopKind.REQUEST])
+def test_a_preemption_shortens_the_time_of_a_run_that_stops_already(
+    monkeypatch: pytest.MonkeyPatch, kind: StopKind
+) -> None:
+    now, asks = time.time(), []
+    job = Job(job_id="7", state="RUNNING", end_time=now + 60, is_preempted=True)
+
+    def ask(*, patience_s: float) -> Job:
+        asks.append(patience_s)
+        return job
+
+    monkeypatch.setattr(preemption_module, "read_own_job", ask)
+    monkeypatch.setattr(preemption_module, "_ANSWER_S", 60.0)
+    recorder = Wishes()
+    recorder.request_stop(StopNotice(kind=kind, why="test", deadline=now + 600))
+    of_run = preemption("slurm", recorder)
+    of_run._signals.append("SIGTERM")
+    for _ in range(3):
+        of_run.step()
+        assert recorder.stop == StopNotice(kind=kind, why="test", deadline=now + 60)
+        # Every rank gets it, too, and Slurm sends it again at the end.
+        of_run.take_signals(["SIGTERM"] * 3)
+        of_run._signals.append("SIGTERM")
+    assert len(asks) == 1
+
+
+def test_what_a_second_signal_means_is_asked_once_the_first_is_understood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, asks = threading.Event(), []
+    now = time.time()
+
+    def ask(*, patience_s: float) -> Job:
+        asks.append(patience_s)
+        assert answers.wait(60)
+        is_preempted = len(asks) == 2
+        end_time = now + (30 if is_preempted else 60)
+        return Job(job_id="7", state="RUNNING", end_time=end_time, is_preempted=is_preempted)
+
+    monkeypatch.setattr(preemption_module, "read_own_job", ask)
+    monkeypatch.setattr(preemption_module, "_ANSWER_S", 0.0)
+    recorder = Wishes()
+    of_run = preemption("slurm", recorder)
+    of_run._signals.extend(["SIGUSR2", "SIGTERM"])
+    of_run.step()
+    of_run.step()
+    assert len(asks) == 1
+    answers.set()
+    monkeypatch.setattr(preemption_module, "_ANSWER_S", 60.0)
+    for thread in threading.enumerate():
+        if thread.name == "hpctrain-signal":
+            thread.join(30)
+    of_run.step()
+    assert len(asks) == 2
+    assert recorder.stop is not None
+    # The first of two reasons that weigh the same stands, and the earlier end counts.
+    assert (recorder.stop.kind, recorder.stop.deadline) == (StopKind.TIME_LIMIT, now + 30)
+
+
 LIMIT = "sbatch: error: AssocMaxSubmitJobLimit"
 LEFT = {
     "event": "left-to-tuner",

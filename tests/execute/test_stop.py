@@ -126,6 +126,24 @@ def test_a_signal_is_heeded_although_a_stop_for_another_reason_is_under_way(
     assert sent == [("freeze", {})]
 
 
+def test_signals_are_passed_on_although_a_reason_stands_that_weighs_as_much(
+    recorder: Recorder, tracker: AttemptTracker, sent: Sent
+):
+    """The job may end earlier than that reason says."""
+    taken: list[str] = []
+    agreement = StopAgreement(
+        recorder,
+        tracker,
+        lambda op, **details: sent.append((op, details)),
+        take_signals=lambda names: taken.extend(names),
+    )
+    recorder.request_stop(StopNotice(kind=StopKind.TIME_LIMIT, why="test", deadline=2e10))
+    agreement.step()
+    tracker.feed(Frame({"op": "signal", "rank": 1, "name": "SIGUSR2"}, b"", b""))
+    agreement.step()
+    assert taken == ["SIGUSR2"]
+
+
 def test_ranks_that_went_on_without_more_workers_are_asked_again_for_a_better_reason(
     agreement: StopAgreement, recorder: Recorder, tracker: AttemptTracker, sent: Sent
 ):
