@@ -9,14 +9,13 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import json
-import math
 import os
 import pickle
 import signal
 import socket
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
 # BSD's sysexits.h: EX_UNAVAILABLE. The executor is gone, so only a person reads it.
 EXIT_EXECUTOR_LOST = 69
 
-# Slurm sends SIGCONT to a job that it preempts, and then SIGTERM, which may take another way.
-_SIGTERM_AFTER_SIGCONT_S = 2.0
-
 
 class Warnings:
     """Slurm's warnings: kept until the executor can act on them, and passed on from then on."""
@@ -61,9 +57,12 @@ class Warnings:
         self._kept: list[str] = []
         self._post: Callable[[str], None] = self._kept.append
         self._numbers: set[signal.Signals] = set()
-        self._continued_at = -math.inf
-        self._looks_for_sigcont = False
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        self._of_thread = threading.local()
+        os.register_at_fork(
+            before=self._hold,
+            after_in_parent=self._release,
+            after_in_child=self._leave_to_parent,
+        )
 
     def handle(self, *numbers: signal.Signals) -> None:
         """Take these signals for warnings: they no longer end the process."""
@@ -82,34 +81,22 @@ class Warnings:
         for number in self._numbers:
             signal.signal(number, signal.SIG_IGN)
 
+    def _hold(self) -> None:
+        """Let SIGTERM wait: Python forgets one that a child takes before its action is set."""
+        self._of_thread.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.before)
+
     def _leave_to_parent(self) -> None:
         """Let a process that this rank has forked pass nothing on, and be ended by its parent."""
         self._post = lambda _: None
-        # multiprocessing.Pool ends its processes by SIGTERM, and waits for them. Slurm sends that
-        # and the others to every process of a step, and whoever waits for one of these would go on
-        # waiting if it died.
+        # multiprocessing.Pool ends its processes by SIGTERM, and waits for them. No handler that
+        # spares them Slurm's SIGTERM would do: Python calls none in a process that has just begun
+        # to wait for a lock. The other warnings, which Slurm sends to all processes, do nothing.
         if signal.getsignal(signal.SIGTERM) == self._take:
-            signal.signal(signal.SIGTERM, self._end_unless_preempted)
-            if signal.getsignal(signal.SIGCONT) is signal.SIG_DFL:
-                signal.signal(signal.SIGCONT, self._note_sigcont)
-
-    def _note_sigcont(self, *_: object) -> None:
-        self._continued_at = time.monotonic()
-
-    def _end_unless_preempted(self, *_: object) -> None:
-        if self._looks_for_sigcont:
-            return
-        # Of signals that came while a library computed, Python calls the handler of the smallest
-        # number first; before this returns, it calls those of all the others.
-        self._looks_for_sigcont = True
-        signal.raise_signal(signal.SIGTERM)
-        self._looks_for_sigcont = False
-        is_preempted = time.monotonic() - self._continued_at < _SIGTERM_AFTER_SIGCONT_S
-        # The next one may be the parent's, which has stopped because of this one.
-        self._continued_at = -math.inf
-        if not is_preempted:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
+        self._release()
 
     def _take(self, number: int, _: FrameType | None) -> None:
         self._post(signal.Signals(number).name)
@@ -261,7 +248,7 @@ def run_rank(argv: list[str]) -> None:
         rank.serve(comm)
     except BaseException as error:
         rank.fail(error)
-    # From here on nobody acts on them, and MPI_Finalize waits for all ranks.
+    # The executor no longer acts on them, and MPI_Finalize waits for all ranks.
     warnings.ignore()
     link.close()
     # A rank that was killed at this very moment does not come, and no thread could report it.

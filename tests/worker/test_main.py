@@ -103,68 +103,6 @@ def test_a_process_that_a_rank_forks_is_ended_by_sigterm_and_keeps_no_warning() 
     assert done.stdout.splitlines() == lines, done.stderr
 
 
-POOL_AT_A_PREEMPTION = """
-import faulthandler, multiprocessing, os, signal
-from hpctrain.worker.main import Warnings
-
-begun, begins = os.pipe()
-release, releases = os.pipe()
-
-def work(item):
-    os.write(begins, b"x")
-    os.read(release, 1)
-    return item
-
-Warnings().handle(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-faulthandler.dump_traceback_later(20, exit=True)
-with multiprocessing.get_context("fork").Pool(1) as pool:
-    answers = pool.map_async(work, [1, 2])
-    os.read(begun, 1)
-    # Slurm preempts a job with these, and sends them to every process of its steps.
-    for child in multiprocessing.active_children():
-        os.kill(child.pid, signal.SIGCONT)
-        os.kill(child.pid, signal.SIGTERM)
-    os.write(releases, b"xx")
-    print(answers.get())
-"""
-
-
-def test_a_pool_of_a_rank_works_on_when_slurm_preempts_its_job_and_ends_with_the_rank() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", POOL_AT_A_PREEMPTION], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "[1, 2]\n", done.stderr
-
-
-BOTH_AT_ONCE = """
-import os, signal
-from hpctrain.worker.main import Warnings
-
-Warnings().handle(signal.SIGTERM)
-if child := os.fork():
-    print("child ended by", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-else:
-    both = {signal.SIGCONT, signal.SIGTERM}
-    for _ in range(2):
-        # As while a library computes: Python handles them later, the smaller number first.
-        signal.pthread_sigmask(signal.SIG_BLOCK, both)
-        for number in (signal.SIGCONT, signal.SIGTERM):
-            os.kill(os.getpid(), number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
-        print("child goes on", flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    os._exit(1)
-"""
-
-
-def test_a_forked_process_takes_only_the_sigterm_for_slurms_that_comes_with_a_sigcont() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BOTH_AT_ONCE], capture_output=True, text=True, timeout=60
-    )
-    lines = ["child goes on", "child goes on", "child ended by -15"]
-    assert done.stdout.splitlines() == lines, done.stderr
-
-
 HANDLER_OF_ONES_OWN = """
 import os, signal
 from hpctrain.worker.main import Warnings
