@@ -8,7 +8,7 @@ from hpctrain import timeouts
 from hpctrain.control import local_socket
 from hpctrain.control.link import LinkTimeoutError
 from hpctrain.execute.rank_forks import RankCommand, RankForks, client_argv, system_python
-from hpctrain.worker.forking import ASK_END, AWAIT_END, IDLE, STATUS
+from hpctrain.worker.fork_protocol import ASK_END, AWAIT_END, IDLE, STATUS
 
 
 class OfferedForkServer(RankForks):

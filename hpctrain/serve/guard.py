@@ -79,7 +79,7 @@ class Guard:
         if length <= self._limits.body_bytes:
             await self._app(scope, self._bounded(receive), send)
             return
-        # Whoever asks first, as curl does, has not begun to send.
+        # A client that asks first, as curl does, has not begun to send.
         is_sent = headers.get(b"expect", b"").lower() != b"100-continue"
         if is_sent and length <= self._limits.body_bytes + self._limits.discarded_bytes:
             await self._discard(receive, length, self._deadline())

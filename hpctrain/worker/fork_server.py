@@ -25,8 +25,9 @@ import time
 from collections.abc import Iterator
 
 from hpctrain import environ
+from hpctrain.worker.fork_protocol import refuse_all, tell
 from hpctrain.worker.forked import ForkedRank, keep_program, show_command
-from hpctrain.worker.forking import ForkServer, refuse_all, tell
+from hpctrain.worker.forking import ForkServer
 from hpctrain.worker.import_stamps import ImportStamps
 from hpctrain.worker.preload import (
     PreloadError,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,30 +14,29 @@ from typing import Any
 
 from hpctrain import linux, timeouts
 from hpctrain.control import local_socket
-from hpctrain.own_time import LOOK_INTERVAL_S, Deadline
+from hpctrain.worker.fork_protocol import (
+    ASK_END,
+    ASK_IDLE,
+    ASK_RANKS,
+    AWAIT_END,
+    ENDED,
+    FORKED,
+    IDLE,
+    READY,
+    STATUS,
+    refuse,
+    tell,
+)
 from hpctrain.worker.forked import ForkedRank, explain_difference, rank_command
 from hpctrain.worker.launched import Launched, apply_launched, read_launched
 from hpctrain.worker.parent_death import end_with
 from hpctrain.worker.preload import other_threads
 from hpctrain.worker.process_state import is_exiting
 
-# As in hpctrain.worker.fork_client.
-_READY, _FORKED, _ENDED, _REFUSED = b"R", b"F", b"E", b"X"
-AWAIT_END = b"W"
-"""What an executor sends in place of a client, before the command of the ranks that it means."""
-IDLE = b"I"
-"""What it is sent once none of them is left."""
-ASK_END = b"S"
-"""What it sends before the pid of a rank and its command. Once that has ended it is sent its wait
-status, or nothing where that says nothing of why: its client was ended first, and the rank with
-it."""
-STATUS = struct.Struct("=i")
-"""A wait status, as it travels."""
 _MOST_ENDS = 4096
 _MOST_DESCRIPTORS = 8
 _MOST_COMMAND_BYTES = 2**16
 _GO = b"G"
-_ASK_IDLE, _ASK_RANKS = b"i", b"n"
 _Name = tuple[int, tuple[str, ...]]
 
 
@@ -135,9 +132,9 @@ class ForkServer:
         except OSError:
             received = b""
         if received:
-            if _ASK_RANKS in received:
+            if ASK_RANKS in received:
                 self._tell(ranks=len(self._ranks))
-            self._wants_idle = _ASK_IDLE in received or self._wants_idle
+            self._wants_idle = ASK_IDLE in received or self._wants_idle
             self._tell_if_idle()
             return
         self._forget(self._owner)
@@ -157,7 +154,7 @@ class ForkServer:
         if (sock := local_socket.accept(listener)) is None:
             return
         try:
-            sock.sendall(_READY)
+            sock.sendall(READY)
         except OSError:
             sock.close()
             return
@@ -196,7 +193,7 @@ class ForkServer:
                 answer = forked
         _close(*descriptors)
         if answer:
-            _refuse(client, answer)
+            refuse(client, answer)
             self._tell_refusal(answer)
         return None
 
@@ -278,7 +275,7 @@ class ForkServer:
                 os.waitpid(pid, 0)
                 return reason or "a forked rank ended before it was set up"
             try:
-                socket.send_fds(client, [_FORKED], [pidfd])
+                socket.send_fds(client, [FORKED], [pidfd])
                 ours.sendall(_GO)
             except OSError:
                 # The client has died. The rank reads no word to go on, and leaves.
@@ -334,7 +331,7 @@ class ForkServer:
                 del self._ends[next(iter(self._ends))]
         if rank.client is not None:
             with contextlib.suppress(OSError):
-                rank.client.sendall(_ENDED + STATUS.pack(status))
+                rank.client.sendall(ENDED + STATUS.pack(status))
             self._drop_client(rank)
         self._tell_if_idle()
         self._tell_awaited()
@@ -371,35 +368,7 @@ class ForkServer:
         sock.close()
 
 
-def refuse_all(listener: socket.socket, reason: str, *, num_clients: int) -> None:
-    """Send so many clients why none of them is served, as far as they come in time.
-
-    Not collective. Otherwise those of a step that come later would wait for another server.
-    """
-    deadline = Deadline(timeouts.FORK_CLIENTS_S)
-    poller = select.poll()
-    poller.register(listener, select.POLLIN)
-    while num_clients and not deadline.is_over:
-        if not poller.poll(LOOK_INTERVAL_S * 1000):
-            continue
-        if (sock := local_socket.accept(listener)) is not None:
-            _refuse(sock, reason)
-            num_clients -= 1
-
-
-def _refuse(client: socket.socket, reason: str) -> None:
-    with client, contextlib.suppress(OSError):
-        client.sendall(_REFUSED + reason.encode(errors="replace"))
-
-
 def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-
-
-def tell(owner: socket.socket, *, flags: int = 0, **content: Any) -> None:
-    """Send the owner of a server a line, if it still reads. Not collective. Never raises."""
-    with contextlib.suppress(OSError):
-        # Of such a line the kernel takes all or nothing.
-        owner.sendall(json.dumps(content).encode() + b"\n", flags)

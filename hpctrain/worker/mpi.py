@@ -341,7 +341,7 @@ def _wait(
     own = OwnTime(time.monotonic())
     while not request.Test():
         waited_s = own.look(time.monotonic())
-        # MPI may still write into the memory of a request that nobody waits for: it is kept.
+        # MPI may still write into the memory of a request that is given up: it is kept.
         if waited_s > timeout_s:
             _unfinished.append(request)
             return False
