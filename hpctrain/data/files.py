@@ -36,7 +36,7 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     Raises
     ------
     ConfigError
-        If there is no such file.
+        If there is no such file, or a directory may not be listed.
     """
     found: list[str] = []
     endings = ", ".join(suffixes)
@@ -80,14 +80,21 @@ def _files_matching(pattern: Path, suffixes: tuple[str, ...]) -> set[str]:
 
 def _files_below(directory: Path, suffixes: tuple[str, ...]) -> Iterable[str]:
     # scandir reports directories without another filesystem call.
-    with scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.startswith(("_", ".")):
-                continue
-            if entry.is_dir():
-                yield from _files_below(Path(entry.path), suffixes)
-            elif entry.name.endswith(suffixes):
-                yield entry.path
+    try:
+        with scandir(directory) as scanned:
+            entries = list(scanned)
+    except PermissionError as error:
+        raise ConfigError(
+            f"{directory} may not be listed: {error.strerror}. Let its owner give you the right to "
+            f"(chmod o+rx, or setfacl), or name the files that are to be read."
+        ) from error
+    for entry in entries:
+        if entry.name.startswith(("_", ".")):
+            continue
+        if entry.is_dir():
+            yield from _files_below(Path(entry.path), suffixes)
+        elif entry.name.endswith(suffixes):
+            yield entry.path
 
 
 def describe_all(files: Sequence[str], describe: Callable[[str], _OpenedT]) -> list[_OpenedT]:

@@ -339,8 +339,9 @@ def _open(path: str) -> Any:
 
 
 def _unreadable(path: str, error: Exception) -> str:
+    reason = str(error).rstrip(".")
     return (
-        f"{path} cannot be read as Parquet: {error}. It is damaged, truncated or in another "
+        f"{path} cannot be read as Parquet: {reason}. It is damaged, truncated or in another "
         f"format; write it again."
     )
 

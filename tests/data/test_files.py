@@ -72,3 +72,15 @@ def test_names_that_differ_in_leading_zeros_alone_have_one_order(
 def test_a_pattern_that_matches_directories_without_files_says_what_is_missing(tree: Path) -> None:
     with pytest.raises(ConfigError, match=r"matches no file, nor a directory .* end with \.h5"):
         find_files(tree / "year=*", [".h5"])
+
+
+def test_a_directory_that_may_not_be_listed_is_named_with_what_to_do(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:  # root may list everything
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("hpctrain.data.files.scandir", refuse)
+    for path in (tree / "year=2025", tree / "year=*"):
+        with pytest.raises(ConfigError, match=r"year=202\d may not be listed: Permission"):
+            find_files(path, [".csv"])
