@@ -264,7 +264,11 @@ def test_a_node_gives_it_to_few_at_a_time_however_many_agents_one_relays_for(
     for _ in range(6):
         start(exchange)
     wait_until(lambda: len(exchange._tree._waiting) == 6 - FANOUT, "the others wait")
-    assert sources_of(exchange) == [(0, None), *((node, 0) for node in range(1, 1 + FANOUT))]
+    first, *others = sources_of(exchange)
+    assert first == (0, None)
+    # Nodes ask in any order.
+    assert [source for _, source in others] == [0] * FANOUT
+    assert len({node for node, _ in others} - {0}) == FANOUT
 
 
 def test_a_python_in_fips_mode_gets_it_too(
