@@ -165,7 +165,7 @@ LAUNCHER_PROBE_S = Timeout(
 PRECHECK_S = Timeout(
     5.0,
     "precheck",
-    "each of two answers of Slurm's controller about limits, before a submission",
+    "each of three answers of Slurm's controller about limits, before a submission",
     "the limits are not checked",
 )
 DOCTOR_STEP_S = Timeout(
