@@ -121,7 +121,9 @@ def find_last_report(
         whole = filter(is_report, map(parse_json, end.split(b"\n")[1:-1]))
         # What an attempt reports beside its successor is not after that one's reports.
         lines = sorted(whole, key=lambda line: line["attempt"])
-        if found := _last(latest_reports(lines), is_wanted):
+        found = _last(latest_reports(lines), is_wanted)
+        # Whether one of an earlier attempt counts, the first report of its successor says.
+        if found and found["attempt"] == lines[-1]["attempt"]:
             return found
         num_bytes *= 4
     return _last(read_reports(paths), is_wanted)

@@ -112,3 +112,10 @@ def test_what_stood_still_and_writes_late_hides_no_report_of_its_successor(paths
     last = find_last_report(paths, lambda report: True)
     assert last is not None
     assert (last["attempt"], last["report"]) == (2, 3000)
+
+
+def test_what_stood_still_and_writes_late_is_not_found_in_the_end_of_the_file(paths: RunPaths):
+    write(paths, (1, 1), *((2, number) for number in range(2, 3000)), (1, 2), (2, 3000))
+    first = find_last_report(paths, lambda report: report["attempt"] == 1)
+    assert first is not None
+    assert first["report"] == 1
