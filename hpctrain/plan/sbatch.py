@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import Placement, node_range
-from hpctrain.plan.sbatch_options import merge_directives, parse_sbatch_args
+from hpctrain.plan.sbatch_options import CHOOSE_NODES, merge_directives, parse_sbatch_args
 from hpctrain.plan.site import Site
 from hpctrain.scaling_config import ScalingConfig
 from hpctrain.slurm_config import SlurmConfig, format_time_limit
@@ -80,6 +80,22 @@ def make_directives(
     directives = merge_directives(directives, parse_sbatch_args(slurm.sbatch_args))
     _refuse_lines(directives)
     return directives
+
+
+def chooses_nodes(scaling: ScalingConfig, site: Site) -> bool:
+    """Return whether a job leaves out nodes of its partition that would be large enough.
+
+    Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If the request contradicts itself.
+    """
+    slurm = scaling.slurm
+    options = {*site.directives, *parse_sbatch_args(slurm.sbatch_args)}
+    values = (scaling.accelerator_type, scaling.label_selector, slurm.constraint, slurm.reservation)
+    return any(values) or not options.isdisjoint(CHOOSE_NODES)
 
 
 def _refuse_lines(directives: Mapping[str, str | None]) -> None:

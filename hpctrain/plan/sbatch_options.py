@@ -105,6 +105,9 @@ _OTHER_NAMES = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
 FIRST_JOB_ONLY = ("begin", "dependency", "hold")
 """Options that a successor must not have: it continues at once."""
 
+CHOOSE_NODES = frozenset({"constraint", "exclude", "gres", "nodefile", "nodelist", "reservation"})
+"""Options that leave some nodes of a partition out, other than by how much of a node they ask."""
+
 # sbatch accepts one of each.
 _ALTERNATIVES = (
     frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),

@@ -11,6 +11,7 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.log import log
 from hpctrain.plan.allocation import AllocatedNode
 from hpctrain.plan.resources import NodeShape, Placement, node_range, place_workers
+from hpctrain.plan.sbatch import chooses_nodes
 from hpctrain.plan.site import Site, known_shape
 from hpctrain.rundir.display import counted
 from hpctrain.slurm.client import Asked, run_slurm
@@ -166,7 +167,8 @@ def place_on_partition(
         raise refused
     # A job would wait for large nodes where they are rare; a few small ones do not count.
     most = [each for each in found if each[1].total_nodes > found[0][1].total_nodes / 2]
-    if scaling.placement_strategy == "SPREAD":
+    # Which nodes a job leaves out itself, sinfo does not say.
+    if scaling.placement_strategy == "SPREAD" or chooses_nodes(scaling, site):
         most = found[:1]
     placement, part = min(most, key=lambda each: each[0].num_nodes)
     return placement, part.node_shape

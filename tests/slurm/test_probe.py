@@ -289,6 +289,38 @@ def test_a_few_small_nodes_among_many_do_not_make_a_run_larger(
     assert spread.num_nodes == every
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"accelerator_type": "a100"}, id="a type of GPU"),
+        pytest.param({"label_selector": {"gpu": "a100"}}, id="a label"),
+        pytest.param({"slurm": {"constraint": "a100"}}, id="a constraint"),
+        pytest.param({"slurm": {"reservation": "course"}}, id="a reservation"),
+        pytest.param({"site": Site(directives={"constraint": "a100"})}, id="the site"),
+        *(
+            pytest.param({"slurm": {"sbatch_args": [option]}}, id=option)
+            for option in (
+                "--nodelist=node[1-9]",
+                "-wnode1",
+                "--exclude=node101",
+                "-x node101",
+                "--nodel=node1",
+                "--nodefile=nodes",
+                "--gres=nvme:1",
+            )
+        ),
+    ],
+)
+def test_a_job_that_chooses_among_nodes_may_run_on_the_smallest(
+    sinfo: Path, fields: dict[str, Any]
+) -> None:
+    sinfo.write_text("gpu*|up|infinite|100|64|gpu:a100:4|1\ngpu*|up|infinite|150|64|gpu:h100:8|1\n")
+    asked: dict[str, Any] = {"num_workers": 8, "use_gpu": True}
+    assert place_unequal(**asked, **fields).tasks_per_node == (4, 4)
+    mailed = {"sbatch_args": ["--mail-type=END", "--exclusive"]}
+    assert place_unequal(**asked, slurm=mailed).tasks_per_node == (8,)
+
+
 def test_nodes_that_differ_are_not_added_up_and_hidden_partitions_take_jobs(
     sinfo: Path, tmp_path: Path
 ) -> None:
