@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -243,9 +242,12 @@ def run_agent(argv: list[str]) -> None:
         assert lease_s is not None
         from hpctrain.execute.lease import take_over
 
-        # An agent that only waits is not to keep the job, which another one ends, for KillWait.
-        may_end = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
-        take_over(run_dir, executor, lease_s=lease_s, on_second=may_end)
+        take_over(run_dir, executor, lease_s=lease_s, let_end=_let_end)
+
+
+def _let_end(may_end: bool) -> None:
+    # An agent that only waits is not to keep the job, which another one ends, for KillWait.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if may_end else signal.SIG_IGN)
 
 
 def _read_secret(path: Path, *, name: str) -> bytes:

@@ -49,7 +49,7 @@ def take_over(
     address: tuple[str, int],
     *,
     lease_s: float,
-    on_second: Callable[[], object] = lambda: None,
+    let_end: Callable[[bool], object] = lambda _: None,
 ) -> None:
     """Let a run go on in another job, unless its executor, or another one, is alive.
 
@@ -63,8 +63,9 @@ def take_over(
         Where the executor was.
     lease_s
         Seconds without a sign of life of any executor.
-    on_second
-        Called where another agent acts: this one only waits then, in case it does not succeed.
+    let_end
+        Called with whether a signal may end this agent: where another one acts, this one only
+        waits, in case it does not succeed.
     """
     paths = RunPaths(run_dir)
     before = read_status(paths)
@@ -86,7 +87,7 @@ def take_over(
         present = read_status(paths)
         if (present and present.mark) != (before and before.mark):
             return
-        if _acts(paths, before, is_last=pause_s is None, on_second=on_second):
+        if _acts(paths, before, is_last=pause_s is None, let_end=let_end):
             return
         time.sleep(pause_s or 0.0)
 
@@ -96,7 +97,7 @@ def _acts(
     before: RunStatus | None,
     *,
     is_last: bool,
-    on_second: Callable[[], object] = lambda: None,
+    let_end: Callable[[bool], object] = lambda _: None,
 ) -> bool:
     """Let the run go on in another job; return False if it is to be tried again.
 
@@ -104,8 +105,9 @@ def _acts(
     last try the job is cancelled: it would keep its nodes until its limit.
     """
     attempt = 0 if before is None else before.attempt
+    let_end(False)
     if not _is_first(paths, attempt):
-        on_second()
+        let_end(True)
         return is_last
     record, host = RunRecord(paths), None if before is None else before.owner_host
     record.append("executor-lost", host=host, attempt=attempt, found_by=node_name())

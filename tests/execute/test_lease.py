@@ -74,7 +74,7 @@ def lose(
     requeue: bool = False,
     job_id: str = "7",
     tuner_sign: str | None = None,
-    on_second: Callable[[], object] = lambda: None,
+    let_end: Callable[[bool], object] = lambda _: None,
 ) -> None:
     """Let an agent find out that the executor of a run is lost."""
     status = RunStatus(
@@ -90,7 +90,7 @@ def lose(
     plan = {"launcher": launcher, "requeue": requeue, "tuner_sign": tuner_sign}
     content = {"format": 2, "launch_plan": plan}
     paths.plan.write_text(json.dumps(content))
-    lease.take_over(paths.root, ("192.0.2.1", 9), lease_s=0.02, on_second=on_second)
+    lease.take_over(paths.root, ("192.0.2.1", 9), lease_s=0.02, let_end=let_end)
 
 
 def running(**fields: Any) -> Job:
@@ -138,7 +138,7 @@ def test_an_agent_that_comes_second_tries_when_the_first_is_refused_and_dies(
         raise AWAY
 
     monkeypatch.setattr(lease, "read_own_job", refuse)
-    how = {"launcher": "slurm", "on_second": comes_second.set}
+    how = {"launcher": "slurm", "let_end": lambda may_end: may_end and comes_second.set()}
     second = threading.Thread(target=lose, args=[paths], kwargs=how, daemon=True)
     slurm.job = running()
     status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", attempt=2)
@@ -146,6 +146,31 @@ def test_an_agent_that_comes_second_tries_when_the_first_is_refused_and_dies(
     second.join(60.0)
     assert not second.is_alive()
     assert slurm.done == [("submit", "000004"), ("cancel", "7")]
+
+
+def test_a_signal_ends_an_agent_that_came_second_only_while_it_waits(
+    slurm: Slurm, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    changes: list[bool] = []
+
+    def let_end(may_end: bool) -> None:
+        changes.append(may_end)
+        if may_end:
+            # The first agent is refused.
+            paths.lease(2).unlink()
+
+    is_first = lease._is_first
+
+    def ask(paths: RunPaths, attempt: int) -> bool:
+        assert not changes[-1]
+        return is_first(paths, attempt)
+
+    monkeypatch.setattr(lease, "_is_first", ask)
+    paths.lease(2).touch()
+    slurm.job = running()
+    lose(paths, launcher="slurm", let_end=let_end)
+    assert slurm.done == [("submit", "000004"), ("cancel", "7")]
+    assert changes == [False, True, False]
 
 
 def test_of_a_run_that_cannot_go_on_the_job_is_cancelled(
