@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from hpctrain.execute.first_steps import FirstSteps
 
 
-def stored_executor(
-    paths: RunPaths, spec_digest: str | None = None, *, fork_server: str = ""
-) -> Executor:
+def stored_executor(paths: RunPaths, spec_digest: str, *, fork_server: str = "") -> Executor:
     """Return the executor of a run.
 
     Not collective. This unpickles what the user's process has pickled.
@@ -34,7 +32,7 @@ def stored_executor(
     Parameters
     ----------
     spec_digest
-        That of what was submitted; None if an older hpctrain has submitted it.
+        That of what was submitted.
     fork_server
         Name of one that another process has started, or the tickets of the steps of a slot, each of
         which has one; empty without either.

@@ -65,9 +65,6 @@ def _differing_values(what: str, before: Mapping[str, str], now: Mapping[str, st
 def _stored_values(paths: RunPaths) -> Mapping[str, str]:
     """Return the values that a run was begun with, if its spec is this user's own."""
     try:
-        stored = RunSpec.from_bytes(read_spec(paths))
+        return RunSpec.from_bytes(read_spec(paths)).values
     except Exception:  # cut off, damaged, or of a version with other classes
         return {}
-    # One of an older version has none.
-    values: Mapping[str, str] = getattr(stored, "values", {})
-    return values

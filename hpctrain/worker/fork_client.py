@@ -23,7 +23,7 @@ import select
 import sys
 import time
 
-# As in hpctrain.worker.forking.
+# As in hpctrain.worker.fork_protocol.
 _READY, _FORKED, _ENDED, _REFUSED = b"R", b"F", b"E", b"X"
 _STATUS_BYTES = 4
 _CREDENTIALS_BYTES = 12
