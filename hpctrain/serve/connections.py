@@ -41,6 +41,7 @@ class BoundedProtocol(H11Protocol):
     """
 
     _since = 0.0
+    _is_aborted = False
     _last_look: _Look
     _next_look: asyncio.TimerHandle | None = None
 
@@ -54,12 +55,12 @@ class BoundedProtocol(H11Protocol):
             other
             for other in cast("set[BoundedProtocol]", self.connections)
             # One that is aborted is lost only in a later turn of the loop.
-            if other is not self and not other.transport.is_closing()
+            if other is not self and not other._is_aborted
         ]
         if len(others) >= MAX_CONNECTIONS:
             idle = [other for other in others if other.is_idle]
             unread = [other for other in others if other.unread_bytes]
-            min(idle or unread or [self], key=lambda other: other._since).transport.abort()
+            min(idle or unread or [self], key=lambda other: other._since)._abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection. Not collective."""
@@ -75,7 +76,7 @@ class BoundedProtocol(H11Protocol):
     def shutdown(self) -> None:
         """Close the connection once its request is answered, or after a while. Not collective."""
         super().shutdown()
-        self.loop.call_later(timeouts.SERVER_END_S, self.transport.abort)
+        self.loop.call_later(timeouts.SERVER_END_S, self._abort)
 
     @property
     def is_idle(self) -> bool:
@@ -100,13 +101,17 @@ class BoundedProtocol(H11Protocol):
         cycle: Any = self.cycle
         return cycle is None or cycle.response_complete
 
+    def _abort(self) -> None:
+        self._is_aborted = True
+        self.transport.abort()
+
     def _look(self) -> _Look:
         return _Look(self.cycle, self._is_answered, self.unread_bytes)
 
     def _watch(self) -> None:
         look, before = self._look(), self._last_look
         if look.is_stuck(before):
-            self.transport.abort()
+            self._abort()
             return
         self._last_look = look
         self._watch_later()
