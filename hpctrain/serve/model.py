@@ -25,7 +25,9 @@ from hpctrain.preprocessors.categories import is_missing
 _LOST_GPU = re.compile(
     r"CUDA error: .*(illegal memory access|device-side assert|unspecified launch failure"
     r"|misaligned address|illegal instruction|uncorrectable ECC|hardware stack error"
-    r"|launch timed out)"
+    r"|launch timed out|invalid program counter|operation not supported on global/shared"
+    r"|[Ii]nvalid access of peer GPU memory|uncorrectable NVLink"
+    r"|tensor memory not completely freed|unknown error)"
 )
 _LARGEST = int(np.finfo(np.float64).max)
 

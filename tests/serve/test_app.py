@@ -283,6 +283,16 @@ def test_a_value_that_the_model_refuses_is_named_if_it_can_be_that_one_only(caps
         ("CUDA out of memory. Tried to allocate 2 GiB", False),
         ("CUDA error: out of memory", False),
         ("CUDA error: device-side assert triggered", True),
+        ("CUDA error: invalid program counter", True),
+        ("CUDA error: operation not supported on global/shared address space", True),
+        (
+            "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            True,
+        ),
+        ("CUDA error: uncorrectable NVLink error detected during the execution", True),
+        ("CUDA error: tensor memory not completely freed", True),
+        ("CUDA error: unknown error", True),
+        ("CUDA error: too many blocks in cooperative launch", False),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", False),
     ],
 )
