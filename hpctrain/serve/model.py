@@ -139,7 +139,11 @@ class ServedModel:
                 raise
             except (TypeError, ValueError, LookupError) as error:
                 # What a library says of a value does not say where it is.
-                if not (places := _odd_values(columns)):
+                if isinstance(error, LookupError):
+                    places = _unknown_values(columns, batch, error)
+                else:
+                    places = _odd_values(columns)
+                if not places:
                     raise
                 log_traceback(error)
                 raise ConfigError(_blame(places, error)) from error
@@ -257,11 +261,27 @@ def _odd_values(columns: Mapping[str, Any]) -> list[str]:
     return places
 
 
+def _unknown_values(
+    columns: Mapping[str, Any], batch: Mapping[str, Any], error: LookupError
+) -> list[str]:
+    """Return where the value that was not found is first in each column."""
+    sought = error.args[0] if error.args else error
+    if isinstance(sought, np.ndarray):
+        return []
+    places = []
+    for name, values in batch.items():
+        for row, cell in _cells(values):
+            if cell == sought or (is_missing(cell) and is_missing(sought)):
+                places.append(f"row {row}, column {name!r}: {json.dumps(columns[name][row])[:80]}")
+                break
+    return places
+
+
 def _blame(places: list[str], error: Exception) -> str:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
     if len(places) == 1:
         return f"{places[0]} cannot be predicted on: {reason}"
-    return f"the model refuses the batch: {reason}. Not finite numbers are {'; '.join(places)}"
+    return f"the model refuses the batch: {reason}. It may be about {'; '.join(places)}"
 
 
 def as_json(values: np.ndarray[Any, Any]) -> Any:

@@ -258,7 +258,22 @@ def test_a_value_that_the_model_does_not_know_is_named():
     _, client = failing(KeyError("y"))
     answer = client.post("/predict", json={"columns": {"a": [1, 2], "b": ["x", "y"]}})
     assert answer.status_code == 422
-    assert answer.json()["detail"].startswith("row 0, column 'b': \"x\" cannot be predicted on: ")
+    assert answer.json()["detail"].startswith("row 1, column 'b': \"y\" cannot be predicted on: ")
+
+
+@pytest.mark.parametrize("error", [KeyError("z"), IndexError("out of range"), LookupError()])
+def test_a_failed_look_up_of_what_no_request_has_is_a_failure_of_the_model(error):
+    _, client = failing(error)
+    body = {"columns": {"a": [1, 2], "b": ["x", "y"]}}
+    assert client.post("/predict", json=body).status_code == 500
+
+
+@pytest.mark.parametrize("sought", [float("nan"), 2])
+def test_a_number_that_the_model_does_not_know_is_named(sought):
+    _, client = failing(KeyError(sought))
+    answer = client.post("/predict", json={"columns": {"a": [1, 2 if sought == 2 else None]}})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("row 1, column 'a': ")
 
 
 def test_a_value_that_the_model_refuses_is_named_if_it_can_be_that_one_only(capsys):
@@ -270,7 +285,7 @@ def test_a_value_that_the_model_refuses_is_named_if_it_can_be_that_one_only(caps
     answer = client.post("/predict", json={"columns": {"a": ["Rome", "x"], "b": ["x", "y"]}})
     assert answer.status_code == 422
     assert answer.json()["detail"] == (
-        "the model refuses the batch: could not convert 'x'. Not finite numbers are row 0, column "
+        "the model refuses the batch: could not convert 'x'. It may be about row 0, column "
         "'a': \"Rome\"; row 0, column 'b': \"x\""
     )
     assert client.post("/predict", json={"columns": {"a": [1, 2]}}).status_code == 500
