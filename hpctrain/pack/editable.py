@@ -67,7 +67,7 @@ def find_elsewhere(site_packages: Path, *, prefix: Path) -> Elsewhere:
                 _note(found, owner, *modules.values())
             elif line.startswith(("import ", "import\t")):
                 continue
-            elif (place := Path(os.path.normpath(site_packages / line))).is_dir():
+            elif os.path.isdir(place := Path(os.path.normpath(site_packages / line))):
                 if not place.is_relative_to(prefix):
                     only = None if owner is None else _top_level(names[owner])
                     found.directories[place] = importable = _importable(place, only)
@@ -139,7 +139,7 @@ def _importable(place: Path, only: tuple[str, ...] | None) -> tuple[str, ...] | 
     for entry in place.iterdir():
         if only is None:
             found += _modules_of(entry, depth=_NAMESPACES)
-        elif entry.name.partition(".")[0] in only and (_is_module(entry) or entry.is_dir()):
+        elif entry.name.partition(".")[0] in only and (_is_module(entry) or os.path.isdir(entry)):
             found.append(entry.name)
     return tuple(sorted(found))
 
@@ -150,9 +150,10 @@ def _modules_of(entry: Path, *, depth: int) -> list[str]:
     Other files of a namespace package are none of its modules: a directory of data may have a
     script in it.
     """
-    if _is_module(entry) or (entry / "__init__.py").exists():
+    # Before Python 3.14, methods of a path raise where a directory may not be searched.
+    if _is_module(entry) or os.path.exists(entry / "__init__.py"):
         return [entry.name]
-    if not depth or not entry.name.isidentifier() or entry.is_symlink() or not entry.is_dir():
+    if not depth or not entry.name.isidentifier() or entry.is_symlink() or not os.path.isdir(entry):
         return []
     try:
         children = os.listdir(entry)
@@ -170,7 +171,7 @@ def _modules_of(entry: Path, *, depth: int) -> list[str]:
 
 
 def _is_module(entry: Path) -> bool:
-    return entry.name.endswith(tuple(all_suffixes())) and entry.is_file()
+    return entry.name.endswith(tuple(all_suffixes())) and os.path.isfile(entry)
 
 
 def _read_mapping(finder: Path) -> dict[str, Path]:

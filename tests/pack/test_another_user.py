@@ -119,3 +119,33 @@ def test_a_pack_that_others_can_write_is_refused(place: Path) -> None:
     os.chown(path, ANOTHER_USER, ANOTHER_USER)
     os.chown(place / "env", ANOTHER_USER, ANOTHER_USER)
     assert "belongs to user 12345" in plan(path, user=0)
+
+
+FINDS = """
+import os, sys
+from pathlib import Path
+from hpctrain.pack.editable import find_elsewhere
+
+place, user = Path(sys.argv[1]), int(sys.argv[2])
+os.setgroups([])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+print(find_elsewhere(place / "site", prefix=place / "env").directories)
+"""
+
+
+def test_a_directory_that_may_not_be_searched_is_no_package_and_does_no_harm(place: Path) -> None:
+    project = place / "project"
+    for folder in (place / "site", project, project / "mine", project / "closed"):
+        folder.mkdir(mode=0o755)
+    (project / "mine/__init__.py").touch()
+    (project / "closed").chmod(0)
+    (place / "site/mine.pth").write_text(f"{project}\n{project}/closed/src\n")
+    done = subprocess.run(
+        [sys.executable, "-c", FINDS, str(place), str(ANOTHER_USER)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{ {project: ('mine',)} }\n"
