@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.errors import DamagedFileError
+from hpctrain.log import log
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.runner import Report, TrialRunner
 from hpctrain.tune.schedulers.scheduler import Exploit, TrialScheduler
@@ -57,7 +59,7 @@ def replay(
     for trial_id, trial in trials.items():
         learners.note_restored(trial)
         if learners.learn:
-            histories[trial_id] = list(runner.history(trial))
+            histories[trial_id] = _read(trial, runner)
         else:
             histories[trial_id] = _read_ends(trial, runner, lacks)
     withheld = {name for name, of_trial in histories.items() if of_trial and refuses(of_trial[0])}
@@ -97,6 +99,17 @@ def replay(
     return Replayed(decisions=decisions, stops=stops, exploits=tuple(exploits), histories=histories)
 
 
+def _read(trial: Trial, runner: TrialRunner) -> list[Report]:
+    """Return all reports; none of a failed trial whose files are damaged: it stops no other."""
+    try:
+        return list(runner.history(trial))
+    except (OSError, DamagedFileError) as error:
+        if trial.state is not TrialState.ERROR:
+            raise
+        log(f"warning: the reports of {trial.trial_id}, which has failed, are left out: {error}")
+        return []
+
+
 def _read_ends(
     trial: Trial, runner: TrialRunner, lacks: Callable[[Mapping[str, Any]], bool]
 ) -> list[Report]:
@@ -107,7 +120,7 @@ def _read_ends(
     """
     if trial.state is TrialState.TERMINATED and not (trial.reports and lacks(trial.metrics)):
         return []
-    reports = runner.history(trial)
+    reports = _read(trial, runner)
     whole = next((report for report in reports if not lacks(report.metrics)), None)
     kept = (*reports[:1], whole, *reports[-1:])
     return [report for report in reports if any(report is each for each in kept)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hpctrain.errors import DamagedFileError
 from hpctrain.tune.adoption import Replayed, replay, settle
 from hpctrain.tune.learners import Learners
 from hpctrain.tune.metric_check import MetricCheck
@@ -196,3 +197,18 @@ def test_what_learns_is_sent_all_reports_again(learners: Learners) -> None:
     said, runner, _ = restored(learners)
     assert sorted(runner.read) == ["a", "b", "c", "d"]
     assert [len(reports) for reports in said.histories.values()] == [9, 9, 9, 9]
+
+
+class _Damaged(FakeRunner):
+    def history(self, trial: Trial) -> Sequence[Report]:
+        raise DamagedFileError("metrics.jsonl is no file")
+
+
+@pytest.mark.parametrize("scheduler", [FIFOScheduler(), ASHAScheduler(metric="m", mode="max")])
+def test_damaged_reports_of_a_failed_trial_do_not_stop_the_others(
+    scheduler: FIFOScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = {"a": Trial(trial_id="a", config={}, state=TrialState.ERROR, reports=3)}
+    said = replay(trials, _Damaged(), Learners(scheduler, None))
+    assert said.histories == {"a": []}
+    assert "the reports of a, which has failed, are left out: metrics" in capsys.readouterr().err
