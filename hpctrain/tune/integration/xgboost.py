@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from hpctrain.lazy_names import at_first_use
 
 if TYPE_CHECKING:
-    pass
+    from hpctrain.xgboost.callback import TrainReportCallback
+
+    TuneReportCheckpointCallback = TrainReportCallback
 
 _HOME_OF = {"TuneReportCheckpointCallback": "...xgboost.callback:TrainReportCallback"}
 

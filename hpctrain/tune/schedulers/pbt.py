@@ -79,9 +79,6 @@ class PopulationBasedTraining(TrialScheduler):
         given.
     """
 
-    # A pickled one of an older version lacks it.
-    _requires = False
-
     def __init__(
         self,
         time_attr: str = "time_total_s",

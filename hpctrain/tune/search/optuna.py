@@ -74,13 +74,6 @@ class OptunaSearch(Searcher):
     there was, so that it goes on where it was.
     """
 
-    # A pickled one of an older version lacks them.
-    _study_name: str | None = None
-    _storage: Any = None
-    _pruner: Any = None
-    _rewards: Sequence[float] = ()
-    _sweep = ""
-
     def __init__(
         self,
         space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None] | None = None,
