@@ -106,11 +106,8 @@ def read_manifest(directory: Path) -> Manifest:
                 f"checkpoint {directory.name} has format {version}, and this hpctrain "
                 f"reads up to {FORMAT}. Use a newer hpctrain."
             )
-        checksum = content.pop("checksum", None)
-        # Format 1 had none at first.
-        if checksum is None and version > 1:
-            raise DamagedManifestError("its manifest was altered: it has no checksum")
-        if checksum not in (None, _checksum(content)):
+        checksum = content.pop("checksum")
+        if checksum != _checksum(content):
             raise DamagedManifestError("its manifest was altered: the checksum differs")
         return _with_validation(_decode(directory.name, content), directory)
     except FileNotFoundError as error:
@@ -171,8 +168,8 @@ def _decode(name: str, content: Mapping[str, Any]) -> Manifest:
         "world_size": content["world_size"],
         "metrics": content["metrics"],
         "created_at": content["created_at"],
-        "versions": content.get("versions", {}),
-        "validation": content.get("validation"),
+        "versions": content["versions"],
+        "validation": content["validation"],
     }
     files = tuple(StagedFile(*file) for file in content["files"])
     wrong = misfits(Manifest, known) or [n for f in files for n in misfits(StagedFile, vars(f))]

@@ -232,13 +232,22 @@ def changed_manifest(run: Path) -> Iterator[dict[str, Any]]:
     path.write_text(json.dumps({**content, "checksum": _checksum(content)}))
 
 
-def test_a_manifest_without_a_checksum_is_not_believed(run: Path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_manifest_without_a_checksum_is_not_believed(run: Path, version: int):
     path = run / "checkpoints" / "000002" / MANIFEST_NAME
     content = json.loads(path.read_bytes())
     del content["checksum"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(DamagedManifestError, match="it has no checksum"):
+    path.write_text(json.dumps({**content, "format": version, "world_size": 7}))
+    with pytest.raises(DamagedManifestError, match="its manifest is torn"):
         read_manifest(path.parent)
+
+
+@pytest.mark.parametrize("field", ["versions", "validation"])
+def test_a_manifest_that_lacks_a_field_is_damaged(run: Path, field: str):
+    with changed_manifest(run) as content:
+        del content[field]
+    with pytest.raises(DamagedManifestError, match="its manifest is torn"):
+        read_manifest(run / "checkpoints" / "000002")
 
 
 @pytest.mark.parametrize("name", ["../../../secret", "/etc/passwd", "a/../b", "./a", "", "a\0b"])

@@ -390,20 +390,6 @@ def test_a_manifest_that_was_read_and_cannot_be_read_again_is_damage(
     assert names(directory) == ["000001", "000002.damaged"]
 
 
-def test_a_manifest_of_an_earlier_hpctrain_has_no_checksum_and_no_versions(
-    directory: Path, store: CheckpointStore
-):
-    checkpoint, _ = commit(directory, 1)
-    path = checkpoint.path / MANIFEST_NAME
-    content = json.loads(path.read_bytes())
-    del content["checksum"], content["versions"]
-    content["format"] = 1
-    path.write_text(json.dumps(content))
-    (manifest,) = store.manifests()
-    assert manifest.versions == {}
-    assert store.newest_good() == (manifest, [])
-
-
 def test_the_manifest_says_what_the_checkpoint_was_made_with(
     directory: Path, store: CheckpointStore
 ):
