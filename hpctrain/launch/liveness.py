@@ -27,7 +27,7 @@ _FIRST_QUESTION_S = 5.0
 _SECOND_QUESTION_S = 30.0
 _MINUTE_S = 60.0
 _MOST_SAVED = 2.0
-# Executors write their status every two seconds, at most every six in a wait.
+# Executors write their status every two seconds, and at least every six in a wait.
 _SILENCE_S = 15.0
 # An executor writes its status a second after the batch script has begun.
 _LOG_QUIET_S = 3.0

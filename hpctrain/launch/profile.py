@@ -22,7 +22,7 @@ from hpctrain.rundir.profile_request import ProfileRequest
 from hpctrain.rundir.status import RunStatus
 
 _POLL_S = 0.2
-# Executors write their status every two seconds, at most every six in a wait.
+# Executors write their status every two seconds, and at least every six in a wait.
 _SILENCE_S = 60.0
 _PIDS_OF_A_RANK = 1000
 """torch has the process, one for each GPU, and a few of its own."""

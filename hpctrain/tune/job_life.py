@@ -17,7 +17,7 @@ from hpctrain.rundir.status import RunStatus, read_status
 from hpctrain.slurm.job import find_job
 from hpctrain.slurm.output import Job
 
-# Executors write their status every two seconds, at most every six in a wait.
+# Executors write their status every two seconds, and at least every six in a wait.
 _SILENCE_S = 15.0
 # On a cluster with free nodes it has begun by then.
 _QUIET_IN_QUEUE_S = 5.0
