@@ -137,8 +137,12 @@ def test_an_agent_that_comes_second_tries_when_the_first_is_refused_and_dies(
         assert comes_second.wait(60.0)
         raise AWAY
 
+    def let_end(may_end: bool) -> None:
+        if may_end:
+            comes_second.set()
+
     monkeypatch.setattr(lease, "read_own_job", refuse)
-    how = {"launcher": "slurm", "let_end": lambda may_end: may_end and comes_second.set()}
+    how = {"launcher": "slurm", "let_end": let_end}
     second = threading.Thread(target=lose, args=[paths], kwargs=how, daemon=True)
     slurm.job = running()
     status = RunStatus(name="run", state=RunState.RUNNING, launcher="slurm", attempt=2)

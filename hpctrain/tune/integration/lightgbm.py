@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hpctrain.lazy_names import at_first_use
-
-if TYPE_CHECKING:
-    from hpctrain.lightgbm.callback import TrainReportCallback
-
-    TuneReportCheckpointCallback = TrainReportCallback
 
 _HOME_OF = {"TuneReportCheckpointCallback": "...lightgbm.callback:TrainReportCallback"}
 
