@@ -89,9 +89,12 @@ class ResumableLoader:
                 sizes = {"batch_size": base.batch_size, "drop_last": base.drop_last}
                 self._iterable = loader.over(rebuild(base, persistent_workers=False, **sizes))
             return
-        self._numbered = _NumberedBatches(base.batch_sampler or base.sampler)
-        draws: dict[str, Any] = {"batch_sampler": self._numbered}
-        if base.batch_sampler is None:
+        # Whether a batch sampler is true depends on a length, which not every one has.
+        if base.batch_sampler is not None:
+            self._numbered = _NumberedBatches(base.batch_sampler)
+            draws: dict[str, Any] = {"batch_sampler": self._numbered}
+        else:
+            self._numbered = _NumberedBatches(base.sampler)
             draws = {"sampler": self._numbered, "batch_size": None}
         self._iterable = loader.over(
             rebuild(
@@ -142,7 +145,7 @@ class ResumableLoader:
         size = base.batch_size
         try:
             own = len(sampler)
-        except TypeError:  # of a stream
+        except (TypeError, NotImplementedError):  # of a stream
             return False
         return size is not None and own * self.items_per_batch <= samples * size
 

@@ -113,6 +113,19 @@ def test_batches_that_do_not_end_where_an_epoch_was_interrupted_are_refused() ->
     assert resumed(batch_size=6, has_same_ranks=False)[0] == 12
 
 
+class Endless(Lazy):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("sampler", [Endless(), iter(range(64))])
+def test_batches_of_a_sampler_without_a_length_are_refused_likewise(sampler: Any) -> None:
+    loader = DataLoader(range(64), batch_size=6, sampler=sampler)
+    saved = Position(epoch=1, batch=4, consumed=16)
+    with pytest.raises(ConfigError, match=r"after 16 samples .* batches of 6 .* 16 is a multiple"):
+        ResumableLoader(loader, world_size=1).resume(saved, has_same_ranks=True)
+
+
 def test_an_epoch_that_ended_with_a_smaller_batch_is_over_with_batches_of_any_size() -> None:
     loader = ResumableLoader(DataLoader(range(100), batch_size=30), world_size=1)
     saved = Position(epoch=1, batch=7, consumed=7 * 16)  # the last of 7 batches had 4 samples
