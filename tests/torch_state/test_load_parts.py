@@ -22,6 +22,7 @@ from hpctrain.torch.state.layout.load_parts import (
     IndexPart,
     share_index,
     share_reads,
+    split_index,
     wants_of,
 )
 from hpctrain.torch.state.layout.load_plan import (
@@ -32,6 +33,7 @@ from hpctrain.torch.state.layout.load_plan import (
     requests_of,
 )
 from hpctrain.torch.state.layout.shards import LocalShard, Shard
+from hpctrain.torch.state.layout.share_out import Holders
 from hpctrain.torch.state.ranks import exchange
 from tests.counting_comm import Counting
 
@@ -178,6 +180,24 @@ def test_what_a_rank_receives_does_not_grow_with_the_number_of_ranks() -> None:
         assert max(agreed for _, agreed in others) < 128
     # Numbers of more digits.
     assert max(received) < received[0] + 100
+
+
+@pytest.mark.parametrize("num_replicated", [0, 40], ids=["sharded", "replicated too"])
+def test_a_large_index_goes_whole_to_all_only_if_parts_would_repeat_it(
+    num_replicated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.torch.state.layout.load_parts._MOST_BYTES", 0)
+    files, live = _sharded(4, tensors=5)
+    everywhere = [Shard(f"whole {i}", "F32", (2,), (0,), (2,)) for i in range(num_replicated)]
+    chunks = [shard.chunk(0, 2) for shard in everywhere]
+    files.append(IndexedFile(name="state-00004", layout=StateFile.plan(chunks)))
+    for its in live:
+        its.update((s.name, [LocalShard(s, torch.empty(s.sizes))]) for s in everywhere)
+    everyone = [Holders(ranks=(rank,), held=wants_of(its)) for rank, its in enumerate(live)]
+
+    parts = split_index(files, everyone)
+
+    assert [bool(part) for part in parts] == [not num_replicated] * 4
 
 
 def test_ranks_that_want_the_same_receive_the_index_once() -> None:

@@ -2,7 +2,8 @@
 
 The index of a state that thousands of ranks saved has millions of chunks. Rank 0 alone reads it,
 and sends each rank the chunks that it wants; it also decides for all of them who reads which block.
-Only if all ranks want the same, each receives all chunks, and decides the same by itself.
+Only if all ranks want the same, each receives all chunks, and decides the same by itself. Each does
+so, too, if most want the same and something of their own, and their parts would fill rank 0.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SHARING_INDEX = "sharing the index"
 _SHARING_READS = "sharing the reads"
 # Many ranks want the same regions of what is replicated. Those of one rank are as many as that.
 _KEPT_REGIONS = 100_000
-# Of all ranks' parts of an index together.
+# Of all ranks' parts of an index together, where most is sent several times.
 _MOST_BYTES = 2**30
 Digests = Mapping[int, tuple[str, ...]]
 """Of the blocks of files, by the number of the file."""
@@ -115,7 +116,8 @@ def _whole_index(files: Sequence[IndexedFile], *, ranks: Communicator) -> IndexP
 def split_index(files: Sequence[IndexedFile], everyone: Sequence[Holders]) -> list[bytes]:
     """Return each rank's part of an index, for `decode_part`. Not collective.
 
-    Parts are empty if they would fill rank 0's memory: then all ranks need all of it.
+    Parts are empty if they have most chunks several times and would fill rank 0's memory: then all
+    ranks need all of it.
 
     Parameters
     ----------
@@ -128,6 +130,7 @@ def split_index(files: Sequence[IndexedFile], everyone: Sequence[Holders]) -> li
     names = {kind.name for its in everyone for kind in its.held.tensors.kinds}
     lookup = _Lookup(files, names)
     packed, whole = [], []
+    num_bytes = num_chunks = 0
     for its in everyone:
         chunks: dict[int, set[int]] = {}
         for number, chunk in lookup.overlapping(its.held):
@@ -138,8 +141,10 @@ def split_index(files: Sequence[IndexedFile], everyone: Sequence[Holders]) -> li
         whole.append(
             {n for n, of_it in chunks.items() if len(of_it) == len(files[n].layout.chunks)}
         )
-    # Replicas of shards want the same, and each is sent its own.
-    if sum(len(a) * len(b.ranks) for a, b in zip(packed, everyone, strict=True)) > _MOST_BYTES:
+        num_bytes += len(its.ranks) * len(packed[-1])
+        num_chunks += len(its.ranks) * sum(map(len, chunks.values()))
+    # Replicas of shards want the same, and each is sent its own. What is sent once has room.
+    if num_bytes > _MOST_BYTES and num_chunks > 2 * sum(len(file.layout.chunks) for file in files):
         return [b""] * size
     parts = [b""] * size
     for its, wanted, known in zip(everyone, packed, whole, strict=True):
