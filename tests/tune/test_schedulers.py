@@ -185,9 +185,6 @@ def test_a_report_that_pbt_cannot_compare_is_refused_where_that_is_asked_for() -
         rule.on_trial_add("a")
         return rule
 
-    older = make()
-    del older._requires
-    assert older.on_result("a", {"time_total_s": 1.0}) == "CONTINUE"
     assert make().on_result("a", {"time_total_s": 1.0}) == "CONTINUE"
     with pytest.raises(ConfigError, match=r"a made a report without 'loss' or 'time_total_s'"):
         make(require_attrs=True).on_result("a", {"time_total_s": 1.0})
