@@ -106,7 +106,9 @@ def read_manifest(directory: Path) -> Manifest:
                 f"checkpoint {directory.name} has format {version}, and this hpctrain "
                 f"reads up to {FORMAT}. Use a newer hpctrain."
             )
-        checksum = content.pop("checksum")
+        checksum = content.pop("checksum", None)
+        if checksum is None:
+            raise DamagedManifestError("its manifest was altered: it has no checksum")
         if checksum != _checksum(content):
             raise DamagedManifestError("its manifest was altered: the checksum differs")
         return _with_validation(_decode(directory.name, content), directory)

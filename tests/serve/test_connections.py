@@ -128,7 +128,7 @@ def test_a_client_that_reads_slowly_gets_the_whole_response() -> None:
     run(test)
 
 
-def test_the_time_to_the_next_contentbegins_when_the_response_has_arrived() -> None:
+def test_the_time_to_the_next_request_begins_when_the_response_has_arrived() -> None:
     async def test() -> None:
         async with served(MIB) as server:
             client = await server.connect(GET)
