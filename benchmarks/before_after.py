@@ -122,6 +122,12 @@ def _measure(
     suite: str, row: str, tree: Path, sizes: Sequence[str] | None, *, own: bool
 ) -> Iterator[tuple[str, float]]:
     benchmarks = tree / "benchmarks" if own else HERE
+    environment = dict(os.environ)
+    if suite in COMPARE_NOTHING_ELSE:
+        environment[OURS_ONLY] = "1"
+    if own:  # what the benchmark itself imports is of its version, too
+        paths = (str(tree), os.environ.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         argv = [
             sys.executable,
@@ -138,7 +144,7 @@ def _measure(
             [str(word) for word in argv],
             check=True,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, **({OURS_ONLY: "1"} if suite in COMPARE_NOTHING_ELSE else {})},
+            env=environment,
         )
         for measured in json.loads(Path(file.name).read_text())["rows"]:
             samples = measured["samples"][measured["ours"]]
