@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,12 +171,9 @@ class Session:
                 count.promise()
             elif self._awaits_decisions:
                 count.promise(to_tuner=True)
-            waited, attempt = loop_time.encode(), self.world.attempt
-            encode = partial(
-                encode_line, number, attempt, metrics=content, waited=waited, lacks=lacks
-            )
+            attempt, waited = self.world.attempt, loop_time.encode()
             if upload is None:
-                line = encode(b"null")
+                line = encode_line(number, attempt, b"null", content, waited=waited, lacks=lacks)
                 try:
                     self._append(line)
                 finally:
@@ -185,11 +181,20 @@ class Session:
                     # ranks have made it.
                     if validation is not None:
                         # Of the checkpoint, whose manifest keeps it: metrics.jsonl does not.
-                        line = encode(b"null", validation=validation)
+                        line = encode_line(
+                            number,
+                            attempt,
+                            b"null",
+                            content,
+                            waited=waited,
+                            lacks=lacks,
+                            validation=validation,
+                        )
                     self._channel.report(line)
             else:
                 name = b'"%s"' % _name(number, upload).encode()
-                self._report_checkpoint(number, encode(name), upload)
+                line = encode_line(number, attempt, name, content, waited=waited, lacks=lacks)
+                self._report_checkpoint(number, line, upload)
             # Last, so a function that catches its error has made as many reports as other ranks.
             self._commits.look()
         finally:
