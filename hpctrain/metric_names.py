@@ -122,13 +122,24 @@ def find_score_of(metrics: Mapping[str, Any], name: str, *, report: int) -> floa
     return find_score(metrics, name)
 
 
-def all_names(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names by which `find_metric` finds values that are not mappings. Not collective."""
+def flatten(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings as one, with the names and values of `find_metric`. Not collective.
+
+    Examples
+    --------
+    >>> flatten({"loss": 1.0, "val": {"loss": 2.0}})
+    {'loss': 1.0, 'val/loss': 2.0}
+    """
+    # Keys of a configuration need not be texts: those, no lookup by name finds.
+    return {name: find_metric(metrics, name, value) for name, value in _leaves(metrics, "")}
+
+
+def _leaves(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in metrics.items():
         if isinstance(value, Mapping):
-            yield from all_names(value, f"{prefix}{key}/")
+            yield from _leaves(value, f"{prefix}{key}/")
         else:
-            yield f"{prefix}{key}"
+            yield f"{prefix}{key}", value
 
 
 def explain_unknown(name: str, known: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from hpctrain.errors import (
 )
 from hpctrain.host_list import compress_hosts
 from hpctrain.log import log
-from hpctrain.metric_names import COUNTED, all_names, explain_unknown, find_score, has_metric
+from hpctrain.metric_names import COUNTED, explain_unknown, find_score, flatten, has_metric
 from hpctrain.path_string import PathString, expand_home, local_filesystem
 from hpctrain.plan import spec
 from hpctrain.rundir.history import end_time
@@ -283,7 +283,7 @@ class Result:
         return choose(scored, key=lambda pair: pair[0])[1] if scored else None
 
     def _unknown_metric(self, name: str, reported: Sequence[Mapping[str, Any]]) -> ConfigError:
-        known = {one for metrics in reported for one in all_names(metrics)}
+        known = {one for metrics in reported for one in flatten(metrics)}
         return ConfigError(
             f"no checkpoint of {self.path} has the metric {name!r}. {explain_unknown(name, known)}"
         )

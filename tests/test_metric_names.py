@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.metric_names import all_names, explain_unknown, find_metric, find_score, has_metric
+from hpctrain.metric_names import explain_unknown, find_metric, find_score, flatten, has_metric
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,17 @@ def test_numbers_of_any_size_are_scores():
 
 def test_names_are_those_that_can_be_looked_up():
     metrics = {"a": 1, "b/c": 2, "d": {"e": {"f": 3}, "g": None}}
-    names = list(all_names(metrics))
-    assert names == ["a", "b/c", "d/e/f", "d/g"]
-    assert all(has_metric(metrics, name) for name in names)
+    assert flatten(metrics) == {"a": 1, "b/c": 2, "d/e/f": 3, "d/g": None}
+    assert all(has_metric(metrics, name) for name in flatten(metrics))
+
+
+def test_of_two_values_of_one_name_that_of_the_lookup_is_listed():
+    for metrics in ({"d": {"e": 1}, "d/e": 2}, {"d/e": 2, "d": {"e": 1}}):
+        assert flatten(metrics) == {"d/e": 2} == {"d/e": find_metric(metrics, "d/e")}
+
+
+def test_a_key_that_is_no_text_is_listed_with_its_value():
+    assert flatten({1: {2: "x"}}) == {"1/2": "x"}
 
 
 def test_the_last_part_of_a_name_is_a_hint_too():

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import flatten, numbers
+from hpctrain.callbacks.logger import numbers
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
+from hpctrain.metric_names import flatten
 from hpctrain.rundir.files import make_directory
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import LoggerCallback, flatten, missing_reports
+from hpctrain.callbacks.logger import LoggerCallback, missing_reports
 from hpctrain.log import log
+from hpctrain.metric_names import flatten
 from hpctrain.rundir.files import write_atomic
 from hpctrain.rundir.reading import parse_json
 

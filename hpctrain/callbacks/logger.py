@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
-from hpctrain.metric_names import all_names, as_float, find_metric
+from hpctrain.metric_names import as_float, flatten
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 
@@ -135,17 +135,6 @@ def missing_reports(run_context: RunContext, logged: Container[float]) -> list[d
         return []
     reports = read_reports(RunPaths(run_context.path))
     return [r for r in reports if r["report"] < run_context.report and r["report"] not in logged]
-
-
-def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping of mappings as one, with names such as ``val/loss``. Not collective.
-
-    Examples
-    --------
-    >>> flatten({"loss": 1.0, "val": {"loss": 2.0}})
-    {'loss': 1.0, 'val/loss': 2.0}
-    """
-    return {name: find_metric(values, name) for name in all_names(values)}
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -14,11 +14,12 @@ from urllib.parse import unquote, urlsplit
 
 from hpctrain import environ, timeouts
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import flatten, numbers, require_package
+from hpctrain.callbacks.logger import numbers, require_package
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
 from hpctrain.errors import ConfigError
 from hpctrain.log import log
+from hpctrain.metric_names import flatten
 from hpctrain.own_time import Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.sweep import sweep_of

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import LoggerCallback, flatten, missing_reports, numbers
+from hpctrain.callbacks.logger import LoggerCallback, missing_reports, numbers
 from hpctrain.callbacks.position import Position
+from hpctrain.metric_names import flatten
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint import Checkpoint

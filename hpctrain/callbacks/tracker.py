@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import LoggerCallback, flatten
+from hpctrain.callbacks.logger import LoggerCallback
 from hpctrain.callbacks.position import Position
+from hpctrain.metric_names import flatten
 from hpctrain.rundir.metrics import read_reports
 from hpctrain.rundir.paths import RunPaths
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain import environ, timeouts
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import flatten, require_package
+from hpctrain.callbacks.logger import require_package
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
 from hpctrain.callbacks.wandb_file import last_step, wait_for_step
 from hpctrain.log import log
+from hpctrain.metric_names import flatten
 from hpctrain.rundir.directory import read_run_id
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.sweep import sweep_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import COUNTED, DONE, all_names, explain_unknown, has_metric
+from hpctrain.metric_names import COUNTED, DONE, explain_unknown, flatten, has_metric
 
 
 class ExpectedMetrics:
@@ -74,7 +74,7 @@ class ExpectedMetrics:
 def _refuse(what: str, name: str, report: int, metrics: Mapping[str, Any]) -> None:
     raise ConfigError(
         f"{what}: report {report} has no metric {name!r}. "
-        f"{explain_unknown(name, all_names(metrics))}\n"
+        f"{explain_unknown(name, flatten(metrics))}\n"
         f"Mend the name and call fit() again, which resumes the run. A metric that is measured "
         f"later is reported as None until then."
     )

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.metric_names import as_float, is_number
-from hpctrain.rundir.display import flatten, format_value
+from hpctrain.metric_names import as_float, flatten, is_number
+from hpctrain.rundir.display import format_value
 
 MOST_POINTS = 2000
 """Of a curve. A screen has no more columns."""
@@ -77,7 +77,7 @@ def read_metrics(reports: Iterable[Mapping[str, Any]]) -> Metrics:
     curves: dict[str, Curve] = {}
     texts: dict[str, str] = {}
     for report in reports:
-        for name, value in flatten(report["metrics"]):
+        for name, value in flatten(report["metrics"]).items():
             if not is_number(value):
                 texts[name] = format_value(value, longest=200)
                 continue

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.metric_names import as_float, find_number, is_number
+from hpctrain.metric_names import as_float, find_number, flatten, is_number
 from hpctrain.run_report.curves import Curve
-from hpctrain.rundir.display import flatten
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.reading import scan_lines
 from hpctrain.tune.ledger import SweepPaths, SweepRecord, fold, is_event, no_sweep
@@ -204,9 +203,9 @@ def _facts(
             times.append(report["time"])
     return TrialFacts(
         trial=trial,
-        config=dict(flatten(trial.config)),
+        config=flatten(trial.config),
         num_reports=reports[-1]["report"] if reports else 0,
-        metrics=dict(flatten(reports[-1]["metrics"])) if reports else {},
+        metrics=flatten(reports[-1]["metrics"]) if reports else {},
         curve=curve,
         times=times,
         spans=tuple(spans),
@@ -219,7 +218,8 @@ def _mode(record: SweepRecord) -> str | None:
 
 
 def _first_number(reports: Sequence[Mapping[str, Any]]) -> str | None:
-    for name, value in flatten(reports[-1]["metrics"]) if reports else ():
+    last = flatten(reports[-1]["metrics"]) if reports else {}
+    for name, value in last.items():
         if is_number(value):
             return name
     return None

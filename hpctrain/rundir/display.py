@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from hpctrain.metric_names import flatten
 
 _LONGEST_VALUE = 12
 # As long as that of 64 bits, it may be an identity, of which each digit counts.
@@ -30,7 +32,7 @@ def format_metrics(
     longest = None if width is None else _LONGEST_VALUE
     parts = [
         one_line(f"{name}={format_value(value, longest=longest)}")
-        for name, value in flatten(metrics)
+        for name, value in flatten(metrics).items()
     ]
     shown = parts[:most]
     if width is not None:
@@ -40,15 +42,6 @@ def format_metrics(
             name, _, value = shown[0].rpartition("=")
             return f"{shorten(name, max(3, width - len(value) - 1))}={value}"
     return _join(shown, parts)
-
-
-def flatten(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the metrics in nested mappings with their paths. Not collective."""
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def shorten(text: str, width: int) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from hpctrain.metric_names import as_finite, is_number
-from hpctrain.rundir.display import flatten, format_value, shorten
+from hpctrain.metric_names import as_finite, flatten, is_number
+from hpctrain.rundir.display import format_value, shorten
 
 _MAX_CURVES = 4
 _MAX_POINTS = 200
@@ -72,7 +72,7 @@ def _curves(
     for index, (number, metrics) in enumerate(zip(numbers, history, strict=True), start=1):
         if (len(history) - index) % stride:
             continue
-        for metric, value in flatten(metrics):
+        for metric, value in flatten(metrics).items():
             y = as_finite(value) if is_number(value) else None
             if y is not None:
                 curves.setdefault(metric, []).append((number, y))
@@ -101,7 +101,7 @@ def _draw(metric: str, points: Sequence[tuple[int, float]]) -> str:
 
 
 def _table(metrics: Mapping[str, Any]) -> str:
-    rows = list(flatten(metrics))
+    rows = list(flatten(metrics).items())
     cells = "".join(
         f"<tr><td>{escape(shorten(name, _LONGEST_NAME))}</td>"
         f"<td>{escape(format_value(value, longest=80))}</td></tr>"

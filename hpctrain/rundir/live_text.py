@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.host_list import compress_hosts
-from hpctrain.metric_names import find_float, is_number
+from hpctrain.metric_names import find_float, flatten, is_number
 from hpctrain.rundir.chart import draw_chart
 from hpctrain.rundir.display import (
-    flatten,
     format_elapsed,
     format_metrics,
     format_number,
@@ -218,7 +217,9 @@ def choose_curve(view: LiveView) -> str | None:
     Not collective.
     """
     numbers = [
-        name for name, value in flatten(view.metrics) if is_number(value) and name.isprintable()
+        name
+        for name, value in flatten(view.metrics).items()
+        if is_number(value) and name.isprintable()
     ]
     losses = [name for name in numbers if "loss" in name.lower()]
     if losses:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.metric_names import COUNTED, find_float
-from hpctrain.rundir.display import flatten
+from hpctrain.metric_names import COUNTED, find_float, flatten
 
 _WINDOW_S = 60.0
 _LEAST_IN_WINDOW = 5
@@ -70,14 +69,14 @@ def measure_speed(reports: Sequence[Report]) -> Speed:
     if not reports:
         return Speed()
     rate = _slope([(report.time, float(report.number)) for report in reports])
-    for name, _ in flatten(reports[-1].metrics):
+    for name in flatten(reports[-1].metrics):
         last = name.rpartition("/")[2].lower() if not name.lower().endswith("/s") else name.lower()
         for unit in _UNITS:
             if any(last.endswith(f"{unit}{ending}") for ending in _RATE_ENDINGS):
                 value = find_float(reports[-1].metrics, name)
                 if value is not None and value >= 0:
                     return Speed(reports=rate, samples=value, unit=unit)
-    for name, _ in flatten(reports[-1].metrics):
+    for name in flatten(reports[-1].metrics):
         words = name.rpartition("/")[2].lower().split("_")
         for unit in _UNITS:
             if unit in words and (made := _slope(_series(reports, name))) is not None:

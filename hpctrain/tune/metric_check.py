@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from hpctrain.errors import ConfigError
-from hpctrain.metric_names import all_names, explain_unknown, has_metric
+from hpctrain.metric_names import explain_unknown, flatten, has_metric
 from hpctrain.tune.runner import End, Report
 from hpctrain.tune.trial import Trial, TrialState
 
@@ -157,7 +157,7 @@ class MetricCheck:
         return self._explain(trial, lack, f"reported no {lack!r}")
 
     def _explain(self, trial: Trial, metric: str, what: str) -> str:
-        known = f" {explain_unknown(metric, all_names(trial.metrics))}" if trial.reports else ""
+        known = f" {explain_unknown(metric, flatten(trial.metrics))}" if trial.reports else ""
         return (
             f"{trial.trial_id} {what}, which {self._metrics[metric]} names.{known} "
             f"{_NEEDS_IT}hpctrain.report({{{metric!r}: None}}) where it is not measured yet."

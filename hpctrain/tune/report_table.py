@@ -10,7 +10,7 @@ from typing import Any
 
 from hpctrain.errors import HpctrainError
 from hpctrain.log import log
-from hpctrain.rundir.display import flatten
+from hpctrain.metric_names import flatten
 from hpctrain.rundir.ledger import is_event
 from hpctrain.rundir.metrics import add_validated, explain_cut, is_report, latest_reports
 from hpctrain.rundir.paths import RunPaths
@@ -72,7 +72,7 @@ class ReportTable:
         # A trial that has none is in the table, too.
         reports = [report for report in found if report["report"] <= last] or [_NO_REPORT]
         fixed = {"trial_id": at.trial.trial_id, "state": at.trial.state.value}
-        fixed.update((of_config[name], value) for name, value in _flat_config(at.trial))
+        fixed.update((of_config[name], value) for name, value in _flat_config(at.trial).items())
         constant = {
             name: convert(fixed[name], kind) for name, kind in self.columns.items() if name in fixed
         }
@@ -83,7 +83,7 @@ class ReportTable:
                 "time": report["time"],
                 "attempt": report["attempt"],
             }
-            for name, value in flatten(report["metrics"]):
+            for name, value in flatten(report["metrics"]).items():
                 column = of_metrics.get(name)
                 if column is not None:
                     row[column] = convert(value, self.columns[column])
@@ -130,14 +130,14 @@ def make_table(trials: Sequence[TableTrial]) -> ReportTable:
     )
 
 
-def _see(columns: dict[str, Column], values: Iterator[tuple[str, Any]]) -> None:
-    for name, value in values:
+def _see(columns: dict[str, Column], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
         if (column := columns.get(name)) is None:
             column = columns[name] = Column()
         column.see(value)
 
 
-def _flat_config(trial: Trial) -> Iterator[tuple[str, Any]]:
+def _flat_config(trial: Trial) -> dict[str, Any]:
     # As it is in the ledger, where what JSON cannot hold is text, keys included.
     return flatten(json.loads(json.dumps(readable(trial.config))))
 

@@ -12,16 +12,15 @@ from hpctrain.checks import check_choice
 from hpctrain.errors import ConfigError, NoBestTrialError, RunStoppedError, TrainingFailedError
 from hpctrain.log import log
 from hpctrain.metric_names import (
-    all_names,
     as_float,
     explain_unknown,
     find_float,
     find_number,
+    flatten,
     has_metric,
 )
 from hpctrain.path_string import expand_home, local_filesystem
 from hpctrain.result import Result
-from hpctrain.rundir.display import flatten
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.status import read_status
 from hpctrain.tune.attempt_clock import AttemptClock
@@ -183,7 +182,7 @@ class ResultGrid:
                 "get_best_result(filter_nan_and_inf=False) leaves no trial with a number out."
             )
         return explain_unknown(
-            metric, {name for result in self for name in all_names(result.metrics)}
+            metric, {name for result in self for name in flatten(result.metrics)}
         )
 
     def _explain_silence(self) -> str:
@@ -254,7 +253,7 @@ class ResultGrid:
         histories = [self._compared(index, metric) for index in range(len(self))]
         reports = [report for history in histories for report in history]
         if reports and not any(has_metric(report, metric) for report in reports):
-            known = {name for report in reports for name in all_names(report)}
+            known = {name for report in reports for name in flatten(report)}
             raise ConfigError(
                 f"get_dataframe(filter_metric={metric!r}): no trial has reported it. "
                 f"{explain_unknown(metric, known)}"
@@ -311,8 +310,8 @@ def _row(trial: Trial, result: Result, index: int) -> dict[str, Any]:
     found = flatten(result.metrics_history[index] if index >= 0 else {})
     return {
         **fixed,
-        **{f"metrics/{name}" if name in fixed else name: value for name, value in found},
-        **{f"config/{name}": value for name, value in flatten(trial.config)},
+        **{f"metrics/{name}" if name in fixed else name: value for name, value in found.items()},
+        **{f"config/{name}": value for name, value in flatten(trial.config).items()},
     }
 
 
