@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from hpctrain.errors import ConfigError
+from hpctrain.missing import is_missing
 
 _KEY = "hpctrain.categories"
 
@@ -52,7 +52,7 @@ class Categories:
         rows = array.tolist()
         codes = np.array([places.get(value, -1) for value in rows], dtype=np.int32)
         for row in np.flatnonzero(codes < 0).tolist():
-            if not _is_missing(rows[row]):
+            if not is_missing(rows[row]):
                 raise ConfigError(
                     f"{rows[row]!r} is not one of the categories {list(places)[:10]}, which were "
                     f"read when the dataset was made. Its file has changed since: make the dataset "
@@ -111,10 +111,6 @@ def _are_distinct(values: np.ndarray) -> bool:
     except TypeError:
         return False
     return bool(distinct) and len(distinct) == len(values)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def codes_of(name: str, array: np.ndarray, categories: Categories) -> np.ndarray:

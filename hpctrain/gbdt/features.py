@@ -11,7 +11,8 @@ import numpy as np
 
 from hpctrain.data.batch import flat_rows
 from hpctrain.errors import CheckpointError, ConfigError
-from hpctrain.predict.categories import encode, is_categorical, is_missing, plain
+from hpctrain.missing import is_missing
+from hpctrain.predict.categories import encode, is_categorical, plain
 from hpctrain.predict.feature_columns import array_columns
 from hpctrain.predict.features import FEATURES_NAME, ModelFeatures
 

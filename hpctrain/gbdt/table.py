@@ -25,7 +25,8 @@ from hpctrain.gbdt.features import (
 )
 from hpctrain.gbdt.groups import run_lengths, whole_groups
 from hpctrain.gbdt.resume import continued
-from hpctrain.predict.categories import is_categorical, is_missing
+from hpctrain.missing import is_missing
+from hpctrain.predict.categories import is_categorical
 from hpctrain.worker.context import get_dataset_shard, heartbeat
 from hpctrain.world import Communicator
 

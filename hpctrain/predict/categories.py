@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.missing import is_missing
+
 Array = np.ndarray[Any, Any]
 
 
@@ -41,14 +43,6 @@ def encode(values: Any, known: Sequence[Any]) -> Array:
 def is_categorical(values: Any) -> bool:
     """Return whether a column has pandas' category type. Not collective."""
     return str(getattr(values, "dtype", "")) == "category"
-
-
-def is_missing(value: Any) -> bool:
-    """Return whether a value is None, NaN or pandas' NA. Not collective."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    # Two arrays that are compared give an array, which is neither true nor false.
-    return not isinstance(value, np.ndarray) and bool(value != value)
 
 
 def plain(value: Any) -> Any:

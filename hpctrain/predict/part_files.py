@@ -17,9 +17,9 @@ from hpctrain.data.batch import Batch, concatenate, num_rows
 from hpctrain.data.hdf5 import as_in_hdf5, check_names, hdf5_type, is_text
 from hpctrain.data.optional import require
 from hpctrain.errors import ConfigError
+from hpctrain.missing import is_missing
 from hpctrain.own_files import create_file, name_beside
 from hpctrain.predict.batches import flatten_columns
-from hpctrain.predict.categories import is_missing
 from hpctrain.predict.parquet_types import append_table
 
 _BUFFER_BYTES = 4 * 2**20

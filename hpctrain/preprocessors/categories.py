@@ -21,14 +21,6 @@ _TIMES = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 _PLAIN = frozenset((str, int, float, bool))
 
 
-def is_missing(value: Any) -> bool:
-    """Return whether a value is missing: None, NaN, NaT or pandas' NA. Not collective."""
-    if value is None or type(value).__name__ == "NAType":
-        return True
-    may_be_nan = not isinstance(value, (str, bytes, list, tuple, np.ndarray))
-    return may_be_nan and bool(value != value)
-
-
 def is_list(value: Any) -> bool:
     """Return whether a value is a list, a set or an array. Not collective."""
     return isinstance(value, (list, tuple, set, frozenset, np.ndarray))

@@ -12,8 +12,9 @@ import numpy as np
 from hpctrain.checks import check_choice, shown
 from hpctrain.data.types import EXACT
 from hpctrain.errors import ConfigError
+from hpctrain.missing import is_missing
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
-from hpctrain.preprocessors.categories import is_missing, most_frequent
+from hpctrain.preprocessors.categories import most_frequent
 from hpctrain.preprocessors.columns import _PerColumn
 from hpctrain.preprocessors.preprocessor import FitStatus, per_row
 from hpctrain.preprocessors.statistics import Counts, Moments, collect, in_shape, infinite_values

@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.missing import is_missing
 from hpctrain.preprocessors.batches import Array, Rows, flat_rows
-from hpctrain.preprocessors.categories import count_elements, is_missing
+from hpctrain.preprocessors.categories import count_elements
 from hpctrain.preprocessors.kernels import reduced, sums_about
 from hpctrain.world import Communicator
 

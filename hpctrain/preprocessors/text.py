@@ -13,8 +13,9 @@ import numpy as np
 from hpctrain.checks import check_count
 from hpctrain.data.arguments import function, one_name
 from hpctrain.errors import ConfigError
+from hpctrain.missing import is_missing
 from hpctrain.preprocessors.batches import Array, NumpyBatch, Rows
-from hpctrain.preprocessors.categories import is_missing, most_frequent
+from hpctrain.preprocessors.categories import most_frequent
 from hpctrain.preprocessors.columns import ColumnPreprocessor, _PerColumn
 from hpctrain.preprocessors.encoder import as_cells
 from hpctrain.preprocessors.preprocessor import check_columns, no_value

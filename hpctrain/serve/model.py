@@ -16,9 +16,9 @@ from hpctrain.data import types
 from hpctrain.data.batch import num_rows
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.log import log_traceback
+from hpctrain.missing import is_missing
 from hpctrain.predict.batches import name_outputs
 from hpctrain.predict.predictor import Predictor
-from hpctrain.preprocessors.categories import is_missing
 
 # After these each further call to CUDA in the process fails, too: "sticky" errors of the CUDA
 # Runtime API. Others, also those of cuBLAS, are of one request.
