@@ -100,8 +100,8 @@ def checkpoints(
     Changes nothing. The exit code is 4 if one is damaged, or cannot be read.
     """
     from hpctrain.cli.json_output import print_json
-    from hpctrain.cli.list_runs import width_of_output
     from hpctrain.cli.stored_runs import find_run
+    from hpctrain.cli.terminal import width_of_output
 
     paths = find_run(run, storage)
     views = list(_views(paths, verify=verify))
@@ -146,6 +146,7 @@ def render(
     """Return the list as text. Pure, except for the time of day."""
     from hpctrain.cli.list_runs import fit_rows, render_rows
     from hpctrain.cli.run_view import format_age
+    from hpctrain.cli.terminal import wrap
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_metrics, format_size
 
@@ -179,15 +180,17 @@ def render(
     if width is not None:
         table = fit_rows(rows, width=width, columns=columns, names={}, optional=_OPTIONAL)
     lines = [render_rows(table[1:], table[0])] if rows else []
-    lines += [view.complaint for view in views if view.complaint is not None]
+    texts = [view.complaint for view in views if view.complaint is not None]
     if resumes_from is None and any(view.state == "unreadable" for view in views):
-        lines.append("fit() would not resume before the unreadable checkpoint can be read.")
+        texts.append("fit() would not resume before the unreadable checkpoint can be read.")
     elif resumes_from is None:
-        lines.append("There is no usable checkpoint: fit() would start from scratch.")
+        texts.append("There is no usable checkpoint: fit() would start from scratch.")
     elif verified:
-        lines.append(f"Resuming would use {resumes_from}.")
+        texts.append(f"Resuming would use {resumes_from}.")
     else:
-        lines.append(f"Resuming would verify {resumes_from}, and use it if it is undamaged.")
+        texts.append(f"Resuming would verify {resumes_from}, and use it if it is undamaged.")
+    for text in texts:
+        lines += wrap("", text, width)
     return show_controls("\n".join(lines))
 
 

@@ -43,7 +43,7 @@ def diff(
 
         print_json(to_json(first.root, second.root, found))
     else:
-        from hpctrain.cli.list_runs import width_of_output
+        from hpctrain.cli.terminal import width_of_output
 
         print(render(first.root, second.root, found, width=width_of_output()))
 
@@ -60,7 +60,7 @@ def render(
     width
         Columns of the terminal; None for a program.
     """
-    from hpctrain.cli.why import wrap
+    from hpctrain.cli.terminal import wrap
     from hpctrain.printable import show_controls
 
     lines = [f"- {first}", f"+ {second}"]

@@ -78,7 +78,7 @@ def doctor(
 
         print_json(to_json(found))
     else:
-        from hpctrain.cli.list_runs import width_of_output
+        from hpctrain.cli.terminal import width_of_output
 
         print(render(found, width=width_of_output()))
     if has_error(found):
@@ -134,7 +134,7 @@ def render(findings: Sequence[Finding], *, width: int | None) -> str:
     width
         Columns of the terminal; None for a program.
     """
-    from hpctrain.cli.why import wrap
+    from hpctrain.cli.terminal import wrap
     from hpctrain.doctor.finding import Level
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import counted

@@ -71,7 +71,7 @@ def export(
 
         print_json(to_json(source.path, exported))
     else:
-        from hpctrain.cli.list_runs import width_of_output
+        from hpctrain.cli.terminal import width_of_output
 
         print(render(source.path, exported, width=width_of_output()))
 

@@ -205,11 +205,7 @@ def _notes(notes: Sequence[tuple[float, str]], width: int) -> list[str]:
 
 
 def _wrap(key: str, value: str, width: int) -> list[str]:
-    import textwrap
-
+    from hpctrain.cli.terminal import wrap
     from hpctrain.rundir.display import one_line
 
-    first, rest = f"    {key:<{_KEY_WIDTH}} ", " " * (_KEY_WIDTH + 5)
-    return textwrap.wrap(
-        one_line(value), width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
-    ) or [first.rstrip()]
+    return wrap(f"    {key:<{_KEY_WIDTH}} ", one_line(value), width)

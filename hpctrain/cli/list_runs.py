@@ -75,26 +75,12 @@ def list_runs(
     elif sys.stdout.isatty():
         _print_table(_rows(views))
     else:
+        from hpctrain.cli.terminal import width_of_output
+
         rows: Sequence[Sequence[str]] = [_COLUMNS, *_rows(views)]
         if (width := width_of_output()) is not None:
             rows = fit_rows(rows[1:], width=width)
         print(render_rows(rows[1:], rows[0]))
-
-
-def width_of_output() -> int | None:
-    """Return the width of a table; None if it goes to a program, which needs it whole.
-
-    Not collective. As in `ps`, an exported ``COLUMNS`` counts.
-    """
-    import shutil
-    import sys
-
-    from hpctrain import environ
-
-    if sys.stdout.isatty():
-        return shutil.get_terminal_size().columns
-    width = environ.variable("COLUMNS") or ""
-    return int(width) if width.isdecimal() else None
 
 
 def _begun_at(view: RunView) -> float:

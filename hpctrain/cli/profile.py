@@ -41,9 +41,8 @@ def profile(
     https://ui.perfetto.dev.
     """
     from hpctrain.cli.exit_codes import say
-    from hpctrain.cli.list_runs import width_of_output
     from hpctrain.cli.stored_runs import find_run
-    from hpctrain.cli.why import wrap
+    from hpctrain.cli.terminal import width_of_output, wrap
     from hpctrain.errors import LaunchError
     from hpctrain.launch.profile import profile_run
     from hpctrain.printable import show_controls

@@ -68,8 +68,8 @@ def replay(
 
     from hpctrain import environ
     from hpctrain.cli.json_output import print_json
-    from hpctrain.cli.list_runs import width_of_output
     from hpctrain.cli.stored_runs import find_run
+    from hpctrain.cli.terminal import width_of_output
     from hpctrain.launch.fit import refuse_nested_fit
     from hpctrain.launch.replay import prepared_replay
 
@@ -108,7 +108,7 @@ def _begin(new: Replay, *, json: bool) -> HpctrainError | None:
     from contextlib import nullcontext
 
     from hpctrain.cli.json_output import stdout_on_stderr
-    from hpctrain.cli.list_runs import width_of_output
+    from hpctrain.cli.terminal import width_of_output
     from hpctrain.errors import HpctrainError
 
     # For the person at the terminal: stdout is the id of the job.
@@ -153,7 +153,7 @@ def render(new: Replay, *, width: int | None) -> str:
         Columns of the terminal; None for a program.
     """
     from hpctrain.cli.options import name_flags
-    from hpctrain.cli.why import wrap
+    from hpctrain.cli.terminal import wrap
     from hpctrain.printable import show_controls
 
     submission, changes = new.submission, new.changes

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hpctrain.rundir.paths import RunPaths
 
 _KEY_WIDTH = 12
-_NARROWEST = 40
 
 
 def report(
@@ -79,7 +78,7 @@ def report(
 
         print_json(to_json(runs, differences, target))
     else:
-        from hpctrain.cli.list_runs import width_of_output
+        from hpctrain.cli.terminal import width_of_output
 
         assert target is not None
         print(render(runs, target, width=width_of_output(), now=now))
@@ -138,8 +137,8 @@ def render(runs: Sequence[RunFacts], target: Path, *, width: int | None, now: fl
     for each in runs:
         lines.append(f"{each.name}: {each.describe_state(now)}")
         for key, value in _summary(each):
-            lines += wrap(key, value, width)
-    lines += wrap("page", str(target), width)
+            lines += wrap_row(key, value, width)
+    lines += wrap_row("page", str(target), width)
     return show_controls("\n".join(lines))
 
 
@@ -206,24 +205,11 @@ def _summary(run: RunFacts) -> list[tuple[str, str]]:
     return [*rows, *(("damaged", what) for what in run.damage)]
 
 
-def wrap(key: str, value: str, width: int | None) -> list[str]:
+def wrap_row(key: str, value: str, width: int | None) -> list[str]:
     """Return a name and its value in lines that fit the terminal. Pure."""
-    import textwrap
+    from hpctrain.cli.terminal import wrap
 
-    # Control characters are shown at the end.
-    value = value.replace("\n", " ")
-    first, rest = f"  {key:<{_KEY_WIDTH}}", " " * (_KEY_WIDTH + 2)
-    if width is None:
-        return [f"{first}{value}"]
-    return textwrap.wrap(
-        value,
-        max(width, _NARROWEST),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-        # A path that can be copied is worth more than the margin.
-        break_long_words=False,
-    ) or [first.rstrip()]
+    return wrap(f"  {key:<{_KEY_WIDTH}}", value.replace("\n", " "), width)
 
 
 def _is_page(target: Path) -> bool:

@@ -61,7 +61,7 @@ def report_sweep(root: Path, *, is_compared: bool, output: Path | None, json: bo
 
         print_json(to_json(facts, target))
     else:
-        from hpctrain.cli.list_runs import width_of_output
+        from hpctrain.cli.terminal import width_of_output
 
         assert target is not None
         print(render(facts, target, width=width_of_output()))
@@ -75,7 +75,7 @@ def render(sweep: SweepFacts, target: Path, *, width: int | None) -> str:
     width
         Columns of the terminal; None for a program.
     """
-    from hpctrain.cli.report import wrap
+    from hpctrain.cli.report import wrap_row
     from hpctrain.printable import show_controls
     from hpctrain.run_report.markup import format_number, format_span
     from hpctrain.run_report.sweep_sections import count_states
@@ -93,7 +93,7 @@ def render(sweep: SweepFacts, target: Path, *, width: int | None) -> str:
     rows += [("damaged", what) for what in sweep.damage]
     lines = [f"{sweep.name}: {sweep.state}{reason}"]
     for key, value in [*rows, ("page", str(target))]:
-        lines += wrap(key, value, width)
+        lines += wrap_row(key, value, width)
     return show_controls("\n".join(lines))
 
 

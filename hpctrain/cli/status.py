@@ -33,7 +33,7 @@ def status(
         damage = view.status.damage or live_view.problem or None
         print_json({**view.to_json(), **live_view.to_json(), "damage": damage})
     else:
-        from hpctrain.cli.list_runs import width_of_output
+        from hpctrain.cli.terminal import width_of_output
 
         print(render_view(view, live_view, width=width_of_output()))
 
@@ -53,7 +53,7 @@ def render_view(
         Columns of the terminal; None for a program, which is given the lines as they are.
     """
     from hpctrain.cli.run_view import format_age
-    from hpctrain.cli.why import wrap
+    from hpctrain.cli.terminal import wrap
     from hpctrain.host_list import compress_hosts
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_elapsed, one_line

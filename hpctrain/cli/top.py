@@ -84,8 +84,8 @@ def _print_once(look: Callable[[], Sequence[LiveView]], *, is_one: bool, nothing
     import time
 
     from hpctrain.cli.exit_codes import say
-    from hpctrain.cli.list_runs import width_of_output
     from hpctrain.cli.run_view import GLANCE_INTERVAL_S, GLANCE_S
+    from hpctrain.cli.terminal import width_of_output
     from hpctrain.own_time import Deadline
     from hpctrain.rundir.live_text import render_page
 

@@ -28,7 +28,6 @@ tune_app = typer.Typer(
 )
 _COLUMNS = ("TRIAL", "STATE", "REPORTS", "CONFIG", "METRICS")
 _COLUMNS_WITH_JOBS = ("TRIAL", "STATE", "JOB", "REPORTS", "CONFIG", "METRICS")
-_NARROWEST = 40
 # Added to each report, for schedulers.
 _ADDED = ("training_iteration", "time_total_s", "trial_id")
 
@@ -64,7 +63,8 @@ def status(
 
 def _render(paths: SweepPaths, record: SweepRecord) -> tuple[str, bool]:
     """Return the table of the trials, and whether the sweep is at work."""
-    from hpctrain.cli.list_runs import fit_rows, render_rows, width_of_output
+    from hpctrain.cli.list_runs import fit_rows, render_rows
+    from hpctrain.cli.terminal import width_of_output
     from hpctrain.printable import show_controls
     from hpctrain.tune.tuner_life import describe_silence
 
@@ -134,7 +134,7 @@ def best(
             }
         )
         return
-    from hpctrain.cli.list_runs import width_of_output
+    from hpctrain.cli.terminal import width_of_output
 
     print(render_best(result, width=width_of_output()))
 
@@ -217,6 +217,7 @@ def render_best(result: Result, *, width: int | None) -> str:
     width
         Columns of the terminal; None for a program.
     """
+    from hpctrain.cli.terminal import wrap
     from hpctrain.printable import show_controls
     from hpctrain.rundir.display import format_metrics
 
@@ -226,21 +227,8 @@ def render_best(result: Result, *, width: int | None) -> str:
         ("metrics", format_metrics(result.metrics)),
         ("checkpoint", result.status.checkpoint or "none"),
     ):
-        lines.append(_wrap(f"{name:<12}{value}", width, indent=12))
+        lines += wrap(f"{name:<12}", value, width)
     return show_controls("\n".join(lines))
-
-
-def _wrap(line: str, width: int | None, *, indent: int) -> str:
-    import textwrap
-
-    if width is None:
-        return line
-    # Values are two blanks apart, and one may have blanks inside.
-    return "\n".join(
-        textwrap.wrap(
-            line, max(width, _NARROWEST), subsequent_indent=indent * " ", break_on_hyphens=False
-        )
-    )
 
 
 def describe(found: dict[str, Any], *, width: int | None) -> str:
@@ -253,6 +241,7 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
     width
         Columns of the terminal; None for a program.
     """
+    from hpctrain.cli.terminal import wrap
     from hpctrain.rundir.display import counted
 
     states = [trial["state"] for trial in found["trials"]]
@@ -263,7 +252,7 @@ def describe(found: dict[str, Any], *, width: int | None) -> str:
         line += f"; {found['reason'].splitlines()[0]}"
     if found["copy_of"]:
         line += f"; a copy of {found['copy_of']}"
-    line = _wrap(line, width, indent=2)
+    line = "\n".join(wrap("", line, width))
     if found["state"] in ("interrupted", "stopped"):
         line += f"\n{_explain_restore(found)}"
         line += _explain_retry(found["trials"])

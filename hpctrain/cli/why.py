@@ -62,7 +62,7 @@ def why(
     if json:
         print_json(to_json(answer, view))
     else:
-        from hpctrain.cli.list_runs import width_of_output
+        from hpctrain.cli.terminal import width_of_output
 
         print(render(answer, view, width=width_of_output()))
     if answer is not None and answer.verdict.value == "never":
@@ -77,6 +77,7 @@ def render(answer: Explanation | None, view: RunView | None, *, width: int | Non
     width
         Columns of the terminal; None for a program, which is given a line for each field.
     """
+    from hpctrain.cli.terminal import wrap
     from hpctrain.printable import show_controls
 
     rows = [] if answer is None else _rows_of_job(answer)
@@ -87,31 +88,6 @@ def render(answer: Explanation | None, view: RunView | None, *, width: int | Non
     for key, value in rows:
         lines += wrap(f"  {key:<{_KEY_WIDTH}}", value, width)
     return show_controls("\n".join(lines))
-
-
-def wrap(key: str, value: str, width: int | None) -> list[str]:
-    """Return a value behind its key, indented by that from the second line on. Pure.
-
-    Parameters
-    ----------
-    width
-        Columns of the terminal; None for a program, which is given the lines as they are.
-    """
-    import textwrap
-
-    indent = " " * len(key)
-    lines = value.splitlines() or [""]
-    if width is not None:
-        # A path or a word of a command that is longer stays in one piece, to be copied.
-        paragraphs = textwrap.TextWrapper(
-            max(width, 40) - len(key), break_on_hyphens=False, break_long_words=False
-        )
-        # An empty line stays one: it is what sets a traceback apart.
-        lines = [line for text in lines for line in paragraphs.wrap(text) or [""]]
-    return [
-        f"{indent if number else key}{line}" if line else key.rstrip() * (number == 0)
-        for number, line in enumerate(lines)
-    ]
 
 
 def to_json(answer: Explanation | None, view: RunView | None) -> dict[str, Any]:

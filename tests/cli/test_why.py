@@ -15,7 +15,8 @@ from hpctrain import Result
 from hpctrain.cli.json_output import schema
 from hpctrain.cli.main import app
 from hpctrain.cli.run_view import RunView
-from hpctrain.cli.why import render, to_json, wrap
+from hpctrain.cli.terminal import wrap
+from hpctrain.cli.why import render, to_json
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.slurm.output import Job
