@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import figures
 import plots
 import ray_conformance
+from command_line import render_verbs
 from reason_table import render_reasons
 from state_table import render_states
 from tested_with import read_results, render
@@ -23,6 +24,7 @@ results = ray_conformance.read_results()
 (generated / "ray-conformance.txt").write_text(ray_conformance.render(results))
 (generated / "ray-tune-conformance.txt").write_text(ray_conformance.render_tune(results))
 (generated / "tested-with.txt").write_text(render(read_results()))
+(generated / "command-line.txt").write_text(render_verbs())
 (generated / "timeout-settings.txt").write_text(render_settings())
 (generated / "reasons.txt").write_text(render_reasons())
 (generated / "states.txt").write_text(render_states())

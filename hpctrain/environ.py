@@ -319,14 +319,32 @@ def trusts_writers() -> bool:
 
 
 def slurm_overrides() -> dict[str, Any]:
-    """Return the fields of SlurmConfig from the options of ``hpctrain submit``, by name."""
-    overrides: dict[str, Any] = json.loads(os.environ.get(_SLURM_OVERRIDES) or "{}")
+    """Return the fields of SlurmConfig of ``HPCTRAIN_SLURM``, by name; verbs with options set it.
+
+    Raises
+    ------
+    ConfigError
+        If the variable is not a JSON object.
+    """
+    text = os.environ.get(_SLURM_OVERRIDES) or "{}"
+    try:
+        overrides = json.loads(text)
+    except ValueError:
+        overrides = None
+    if not isinstance(overrides, dict):
+        raise ConfigError(
+            f"{_SLURM_OVERRIDES}={text!r}: it has fields of SlurmConfig as a JSON object, such as "
+            f"""'{{"partition": "gpu"}}'. Unset it, or write it so."""
+        )
     return overrides
 
 
 def request_slurm_overrides(fields: Mapping[str, str | int]) -> None:
-    """Let these fields of SlurmConfig override the script's in every ``fit()`` that submits."""
-    os.environ[_SLURM_OVERRIDES] = json.dumps(dict(fields))
+    """Let these fields of SlurmConfig override the script's in every ``fit()`` that submits.
+
+    They override those of ``HPCTRAIN_SLURM``, whose others stay.
+    """
+    os.environ[_SLURM_OVERRIDES] = json.dumps({**slurm_overrides(), **fields})
 
 
 def in_rank() -> bool:

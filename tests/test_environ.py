@@ -93,3 +93,18 @@ def test_a_hub_without_a_tree_to_build_is_refused(value: str, monkeypatch: pytes
     monkeypatch.setenv("HPCTRAIN_HUB_FANOUT", value)
     with pytest.raises(ConfigError, match=r"HPCTRAIN_HUB_FANOUT=.* 2 or more"):
         environ.hub_fanout()
+
+
+@pytest.mark.parametrize("text", ["partition=gpu", '["gpu"]', "7", "{", "null"])
+def test_overrides_of_the_slurm_config_are_a_json_object(
+    monkeypatch: pytest.MonkeyPatch, text: str
+):
+    monkeypatch.setattr(os, "environ", {"HPCTRAIN_SLURM": text})
+    with pytest.raises(ConfigError, match=r"HPCTRAIN_SLURM=.*JSON object"):
+        environ.slurm_overrides()
+
+
+def test_options_override_the_variable_field_by_field(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "environ", {"HPCTRAIN_SLURM": '{"partition": "gpu", "qos": "long"}'})
+    environ.request_slurm_overrides({"partition": "cpu"})
+    assert environ.slurm_overrides() == {"partition": "cpu", "qos": "long"}

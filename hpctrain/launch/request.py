@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import secrets
 import time
@@ -167,8 +168,20 @@ def choose_launcher(scaling_config: ScalingConfig, run_config: RunConfig) -> str
 
 
 def override_slurm(request: Request, fields: Mapping[str, Any]) -> Request:
-    """Return a request with some fields of its SlurmConfig replaced. Not collective."""
+    """Return a request with some fields of its SlurmConfig replaced. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If SlurmConfig has no such field, or refuses its value.
+    """
     scaling = request.scaling_config
+    known = [field.name for field in dataclasses.fields(scaling.slurm)]
+    if unknown := sorted(fields.keys() - known):
+        raise ConfigError(
+            f"HPCTRAIN_SLURM names {', '.join(map(repr, unknown))}; the fields of SlurmConfig are "
+            f"{', '.join(known)}."
+        )
     return replace(request, scaling_config=replace(scaling, slurm=replace(scaling.slurm, **fields)))
 
 
