@@ -16,13 +16,19 @@ def takes_config(train_loop: Any) -> bool:
     Raises
     ------
     ConfigError
-        If it is not a function, has no signature, needs more than one argument, or one by
-        name.
+        If it is not a function, or one of which a call runs nothing, has no signature, needs more
+        than one argument, or one by name.
     """
     if not callable(train_loop):
         raise ConfigError(
             f"train_loop_per_worker={train_loop!r} is not a function. Pass the function itself, "
             f"without calling it."
+        )
+    if kind := kind_not_run_by_a_call(train_loop):
+        name = getattr(train_loop, "__name__", repr(train_loop))
+        raise ConfigError(
+            f"{name} is {kind}, of which a call runs nothing. Pass a function that trains when it "
+            f"is called: for an async one, def train(config): asyncio.run({name}(config))."
         )
     try:
         parameters = inspect.signature(train_loop).parameters.values()
@@ -54,6 +60,44 @@ def takes_config(train_loop: Any) -> bool:
     return bool(positional)
 
 
+def kind_not_run_by_a_call(function: Any) -> str | None:
+    """Return what a function is whose call runs nothing of it: async or a generator; else None.
+
+    Not collective. A decorator that is neither may run what it wraps.
+    """
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004
+        for is_kind, kind in _NOT_RUN_BY_A_CALL:
+            if is_kind(each):
+                return kind
+    return None
+
+
+def refuse_unrun(returned: Any) -> None:
+    """Refuse what a function of `kind_not_run_by_a_call` returns. Not collective.
+
+    It is for lambdas and decorators that return what they call.
+
+    Raises
+    ------
+    ConfigError
+        If nothing of it has run.
+    """
+    is_new = (
+        (inspect.iscoroutine(returned) and inspect.getcoroutinestate(returned) == "CORO_CREATED")
+        or (inspect.isgenerator(returned) and inspect.getgeneratorstate(returned) == "GEN_CREATED")
+        or inspect.isasyncgen(returned)
+    )
+    if is_new:
+        if inspect.iscoroutine(returned):
+            # Python would warn that it was never awaited.
+            returned.close()
+        raise ConfigError(
+            f"the training function returned {returned!r}, of which nothing has run, and it made "
+            f"no report. Let it run what it calls: asyncio.run() an async function, iterate over a "
+            f"generator."
+        )
+
+
 def needed_by_name(function: Any) -> list[str]:
     """Return the arguments that have to be given to a function by name.
 
@@ -65,3 +109,10 @@ def needed_by_name(function: Any) -> list[str]:
     except (TypeError, ValueError):
         return []
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+
+
+_NOT_RUN_BY_A_CALL = (
+    (inspect.isgeneratorfunction, "a generator"),
+    (inspect.iscoroutinefunction, "an async function"),
+    (inspect.isasyncgenfunction, "an async generator"),
+)

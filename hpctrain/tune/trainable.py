@@ -13,7 +13,8 @@ from hpctrain.config import RunConfig, ScalingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.function_run import FunctionRun
 from hpctrain.log import log
-from hpctrain.train_function import needed_by_name
+from hpctrain.printable import describe_error
+from hpctrain.train_function import kind_not_run_by_a_call, needed_by_name
 from hpctrain.trainer import BaseTrainer, DataParallelTrainer
 from hpctrain.tune.trial_function import TrialFunction
 from hpctrain.tune.variants import copy_containers, show_path
@@ -80,7 +81,7 @@ def _ask_resources(function: Callable[..., Any], config: Mapping[str, Any]) -> S
     # Whatever a user's function does.
     except Exception as error:
         raise ConfigError(
-            f"the function of with_resources() failed: {type(error).__name__}: {error}. It is "
+            f"the function of with_resources() failed: {describe_error(error)}. It is "
             f"given the config of a trial: lambda config: {{'cpu': config['threads']}}."
         ) from error
     return _scaling_of(resources)
@@ -141,14 +142,11 @@ def check_trainable(trainable: object) -> None:
             f"TorchTrainer(...), is needed."
         )
     _check_arguments(trainable)
-    call = getattr(trainable, "__call__", None)  # noqa: B004
-    for function in (trainable, call):
-        for is_kind, kind in _NOT_RUN_BY_A_CALL:
-            if is_kind(function):
-                raise ConfigError(
-                    f"Tuner({shown(trainable)}): it is {kind}, of which a call runs nothing. A "
-                    f"function is needed that calls hpctrain.report()."
-                )
+    if kind := kind_not_run_by_a_call(trainable):
+        raise ConfigError(
+            f"Tuner({shown(trainable)}): it is {kind}, of which a call runs nothing. A function is "
+            f"needed that calls hpctrain.report()."
+        )
 
 
 def _check_arguments(function: Callable[..., Any]) -> None:
@@ -173,13 +171,6 @@ def _check_arguments(function: Callable[..., Any]) -> None:
             f"{name}(*, {', '.join(named)}): a trial calls it with its configuration alone. Give "
             f"it the others before: tune.with_parameters({name}, {named[0]}=...)."
         )
-
-
-_NOT_RUN_BY_A_CALL = (
-    (inspect.isgeneratorfunction, "a generator"),
-    (inspect.iscoroutinefunction, "an async function"),
-    (inspect.isasyncgenfunction, "an async generator"),
-)
 
 
 def name_trainable(trainable: Trainable) -> str:

@@ -18,6 +18,7 @@ from hpctrain.plan import spec
 from hpctrain.plan.spec import RankSettings, RunSpec, WorkerSpec
 from hpctrain.plan.visibility import explain_invisible
 from hpctrain.rundir.paths import RunPaths
+from hpctrain.train_function import refuse_unrun
 from hpctrain.worker.address import find_address
 from hpctrain.worker.assignment import assign_datasets
 from hpctrain.worker.bootstrap import gpus_of_ranks, visible_gpus
@@ -113,7 +114,10 @@ def run_training(
         backend.on_start(backend_context, config)
         backend.on_training_start(backend_context, config)
         on_phase("training")
+        begun = session.reports
         value = _call(worker_spec, backend)
+        if session.reports == begun:
+            refuse_unrun(value)
         session.drain()
         on_phase("shutdown")
         backend.on_shutdown(backend_context, config)
