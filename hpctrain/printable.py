@@ -1,4 +1,4 @@
-"""`show_controls`: make untrusted text safe for a terminal."""
+"""Text of others: control characters for a terminal, and messages of their exceptions."""
 
 from __future__ import annotations
 
@@ -32,6 +32,31 @@ def show_controls(text: str, *, keep_colours: bool = False) -> str:
         parts[::2] = map(_escape, parts[::2])
         return "".join(parts)
     return _escape(text)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception; its class may be one of a user, and fail. Pure.
+
+    Examples
+    --------
+    >>> text_of(KeyError("loss"))
+    "'loss'"
+    """
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"(no message: {type(failed).__name__} in its __str__)"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the class and the message of an exception. Pure.
+
+    Examples
+    --------
+    >>> describe_error(ValueError("no such column"))
+    'ValueError: no such column'
+    """
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _escape(text: str) -> str:

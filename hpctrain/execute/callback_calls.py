@@ -9,6 +9,7 @@ from typing import Any
 from hpctrain.callback import RunContext, UserCallback
 from hpctrain.execute.executor_record import ExecutorRecord
 from hpctrain.log import log
+from hpctrain.printable import describe_error
 from hpctrain.rundir.sweep import sweep_of
 
 
@@ -61,7 +62,7 @@ class CallbackCalls:
             try:
                 getattr(callback, hook)(context, *args)
             except Exception as error:
-                described = f"{type(callback).__name__}.{hook}: {type(error).__name__}: {error}"
+                described = f"{type(callback).__name__}.{hook}: {describe_error(error)}"
                 self._run_record.note("callback-failed", error=described)
                 log(f"callback failed: {described}")
                 if callback.fatal:

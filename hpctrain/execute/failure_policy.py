@@ -16,6 +16,7 @@ from hpctrain.errors import (
     WorkerError,
 )
 from hpctrain.execute.stop_decision import StopKind, StopNotice
+from hpctrain.printable import text_of
 from hpctrain.rundir.display import one_line, shorten
 from hpctrain.rundir.history import FailureKind, History
 from hpctrain.slurm.output import Job
@@ -88,7 +89,7 @@ def classify_attempt_end(
 
 def describe_cause(error: BaseException) -> str:
     """Return what ended an attempt, in one line. Not collective."""
-    lines = [line for line in str(error).splitlines() if any(map(str.isalnum, line))]
+    lines = [line for line in text_of(error).splitlines() if any(map(str.isalnum, line))]
     # What a launcher has printed begins in the next line.
     ends_open = len(lines) > 1 and lines[0].endswith(":")
     first_line = " ".join(lines[: 1 + ends_open])

@@ -36,6 +36,7 @@ from hpctrain.execute.stop_rule import StopRule
 from hpctrain.execute.tracker import AttemptTracker, ReportRound
 from hpctrain.execute.tuner_socket import ExecutorEnd
 from hpctrain.execute.validations import PHASE, Validations
+from hpctrain.printable import describe_error
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunEvent
@@ -212,8 +213,7 @@ class Recorder:
         """Write into the ledger how an attempt ended."""
         cause = "finished"
         if error is not None:
-            first_line = (str(error).splitlines() or [""])[0]
-            cause = f"{type(error).__name__}: {first_line}"
+            cause = describe_error(error).partition("\n")[0]
         self.run_record.note(
             "attempt-ended",
             attempt=self.run_record.status.attempt,

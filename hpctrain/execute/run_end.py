@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.errors import HpctrainError, RunStoppedError
+from hpctrain.printable import describe_error, text_of
 from hpctrain.rundir.states import RunEvent
 
 
@@ -23,6 +24,6 @@ def describe_run_end(error: BaseException | None) -> tuple[RunEvent, str | None]
         return RunEvent.FINISHED, None
     if isinstance(error, (RunStoppedError, KeyboardInterrupt, SystemExit)):
         interrupted = "it was interrupted (Ctrl-C); fit() with the same name resumes it"
-        return RunEvent.STOPPED, str(error) or interrupted
+        return RunEvent.STOPPED, text_of(error) or interrupted
     is_ours = isinstance(error, HpctrainError)
-    return RunEvent.FAILED, str(error) if is_ours else f"{type(error).__name__}: {error}"
+    return RunEvent.FAILED, str(error) if is_ours else describe_error(error)

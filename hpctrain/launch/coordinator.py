@@ -16,6 +16,7 @@ from hpctrain.launch.follow import Follower
 from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
 from hpctrain.plan import spec
+from hpctrain.printable import describe_error
 from hpctrain.result import Result
 from hpctrain.rundir.states import RunEvent
 from hpctrain.world import World
@@ -99,4 +100,4 @@ def _plain(error: BaseException | None) -> Any:
     """Return an error that every rank can open."""
     if error is None or isinstance(error, HpctrainError):
         return error
-    return TrainingFailedError(f"{type(error).__name__}: {error} (on {socket.gethostname()})")
+    return TrainingFailedError(f"{describe_error(error)} (on {socket.gethostname()})")

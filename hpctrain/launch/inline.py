@@ -18,6 +18,7 @@ from hpctrain.launch.inline_ranks import InlineChannel, InlineRanks, StopAtOnce
 from hpctrain.launch.interrupt import explain_interrupt
 from hpctrain.launch.only_attempt import begin_only_attempt
 from hpctrain.launch.request import Submission
+from hpctrain.printable import describe_error
 from hpctrain.rundir.states import RunEvent
 from hpctrain.temporary_checkpoint import remove_dead_checkpoints
 from hpctrain.uncaught import show_as
@@ -30,7 +31,8 @@ def run_inline(submission: Submission) -> None:
     """Run a request in this interpreter, on one rank.
 
     Not collective. An exception of the training function is raised as it is, so that a debugger
-    stops where it happened; the run is marked failed.
+    stops where it happened; the run is marked failed. Its ``sys.exit()`` is a WorkerError, as on
+    ranks that are processes: the script would end with it, and show nothing.
     """
     remove_dead_checkpoints(tempfile.gettempdir())
     recorder, preemption, start = begin_only_attempt(submission)
@@ -85,6 +87,8 @@ def _run_attempt(
         channel.done(pack_return_value(world, value), notified=session.was_notified)
         loop.conclude()
         recorder.finish_validations(preemption.step)
+    except SystemExit as raised:
+        error = raised
     except BaseException as raised:
         error = raised
         raise
@@ -96,6 +100,8 @@ def _run_attempt(
             explain_interrupt(error, submission, recorder.checkpoint_path())
         elif error is not None and failure is not error:
             show_as(error, f"hpctrain: {failure}")
+    if failure is not None:
+        raise failure from error
 
 
 def _as_failure(
@@ -106,7 +112,7 @@ def _as_failure(
         return error
     where = f"after report {tracker.reports}" if tracker.reports else f"in phase {tracker.phase}"
     return WorkerError(
-        f"rank 0 of 1 on {world.hostname} failed {where}: {type(error).__name__}: {error}\n"
+        f"rank 0 of 1 on {world.hostname} failed {where}: {describe_error(error)}\n"
         f"  Last complete checkpoint: {checkpoint or 'none'}\n\n"
         f"{format_user_traceback(error, HpctrainError)}",
         rank=0,

@@ -73,13 +73,17 @@ class Request:
         return RunPaths(Path(self.run_config.storage_path).absolute() / self.run_config.name)
 
     def named(self) -> Request:
-        """Return the request with a name for the run, a new one if the user gave none."""
-        if self.run_config.name is not None:
-            return self
-        trainer = self.trainer.rpartition(".")[2]
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        name = f"{trainer}_{stamp}_{secrets.token_hex(2)}"
-        return replace(self, run_config=replace(self.run_config, name=name))
+        """Return the request with a directory for the run, wherever this process goes.
+
+        A name is new if the user gave none. The training function may change the working directory
+        of this process, to which a storage path may be relative.
+        """
+        name = self.run_config.name
+        if name is None:
+            trainer = self.trainer.rpartition(".")[2]
+            name = f"{trainer}_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
+        storage = str(Path(self.run_config.storage_path).absolute())
+        return replace(self, run_config=replace(self.run_config, name=name, storage_path=storage))
 
 
 @dataclass(frozen=True, kw_only=True)

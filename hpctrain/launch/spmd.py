@@ -38,6 +38,7 @@ from hpctrain.launch.run_spec import make_spec
 from hpctrain.log import drain_output, log, log_traceback
 from hpctrain.plan import spec
 from hpctrain.plan.gpus import check_gpus_of_ranks
+from hpctrain.printable import describe_error
 from hpctrain.result import Result
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.trust import check_run_directory
@@ -104,7 +105,7 @@ def fit_spmd(request: Request) -> Result:
             # A full disk: the others wait for a message all the same.
             opening = LaunchError(
                 f"rank 0 cannot open the run in {request.run_config.storage_path}: "
-                f"{type(error).__name__}: {error}"
+                f"{describe_error(error)}"
             )
             opening.__cause__ = error
     opening = comm.bcast(opening)

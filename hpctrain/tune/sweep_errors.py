@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 
 from hpctrain.errors import ConfigError, HpctrainError, RunStoppedError, SupersededError
 from hpctrain.log import log
+from hpctrain.printable import describe_error
 from hpctrain.tune.ledger import SweepLedger, SweepPaths
 from hpctrain.tune.local_runner import LocalRunner
 from hpctrain.tune.metric_check import UnreportedMetricError
@@ -59,7 +60,7 @@ def errors_of_sweep(
             # `errors_of_files` explains it.
             _note_interrupt(paths, str(error))
             raise
-        _note_interrupt(paths, f"{type(error).__name__}: {error}")
+        _note_interrupt(paths, describe_error(error))
         # Of a scheduler, a search algorithm or a stop criterion of the user's.
         log(f"the sweep stopped because of an error; {how_to_go_on}")
         raise

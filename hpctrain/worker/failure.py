@@ -10,6 +10,7 @@ from typing import Any
 
 from hpctrain.errors import HpctrainError
 from hpctrain.frames import fold_library_frames, format_user_traceback
+from hpctrain.printable import describe_error, text_of
 from hpctrain.worker.flight_recorder import recorded_collectives
 from hpctrain.worker.imports import advise_on_import, failed_import, missing_module
 
@@ -98,20 +99,20 @@ def describe_exception(
         report=report,
         phase=phase,
         type=type(error).__qualname__,
-        message=str(error),
+        message=text_of(error),
         traceback=_user_traceback(error),
         time=time.time(),
         exception=_pickle(error),
         advice="" if of_import is None else advise_on_import(of_import),
         missing_module="" if of_import is None else missing_module(of_import),
-        hint=_USE_GPU if _NO_GPU.search(str(error)) else "",
+        hint=_USE_GPU if _NO_GPU.search(text_of(error)) else "",
         collectives=_collectives_at(error),
     )
 
 
 def _collectives_at(error: BaseException) -> list[dict[str, Any]]:
     """Return what is recorded of collectives, if it is one of them that has failed."""
-    described = f"{type(error).__qualname__}: {error}"
+    described = f"{type(error).__qualname__}: {text_of(error)}"
     return recorded_collectives(has_failed=True) if _OF_COLLECTIVE.search(described) else []
 
 
@@ -128,7 +129,7 @@ def _user_traceback(error: BaseException) -> str:
     except Exception:
         # Without this the failure itself would not be reported. What formats it cannot be imported,
         # as no descriptor is left or Python's files are away; or it fails on this exception.
-        return f"{type(error).__name__}: {error}"
+        return describe_error(error)
 
 
 def _pickle(error: BaseException) -> str | None:

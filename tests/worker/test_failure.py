@@ -120,3 +120,13 @@ def test_an_error_is_reported_though_its_traceback_cannot_be_formatted(
 
     monkeypatch.setattr("hpctrain.worker.failure.format_user_traceback", fail)
     assert describe(raised_by_the_user()).traceback == "ValueError: bad learning rate"
+
+
+def test_an_error_whose_message_cannot_be_made_is_reported():
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            return self.args[1]
+
+    failure = describe(SilentError("only one"))
+    assert failure.type.endswith("SilentError")
+    assert failure.message == "(no message: IndexError in its __str__)"

@@ -11,6 +11,7 @@ from typing import Any
 
 from hpctrain.checks import did_you_mean, plain_number, shown
 from hpctrain.errors import ConfigError
+from hpctrain.printable import describe_error
 from hpctrain.tune.domains import Categorical, Domain, Function, Grid
 from hpctrain.tune.variants import copy_containers, resolve, show_path
 from hpctrain.unresolved import Path, find_unresolved, is_grid_mapping
@@ -215,4 +216,4 @@ def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     # Whatever a user's function raises.
     except Exception as error:
-        raise ConfigError(f"{what} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{what} failed: {describe_error(error)}") from error
