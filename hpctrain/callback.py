@@ -67,3 +67,6 @@ class UserCallback:
 
     def on_finish(self, run_context: RunContext, result: Result) -> None:
         """Run after the end of the run, in every state."""
+
+
+HOOKS = ("on_submit", "after_report", "after_exception", "on_finish")

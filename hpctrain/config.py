@@ -12,7 +12,7 @@ from datetime import timedelta
 from os import PathLike
 from typing import Any, Literal, get_args
 
-from hpctrain.callback import UserCallback
+from hpctrain.callback import HOOKS, UserCallback
 from hpctrain.checkpoint_config import CheckpointConfig as CheckpointConfig
 from hpctrain.checks import show_changes
 from hpctrain.container import Container as Container
@@ -40,6 +40,7 @@ from hpctrain.slurm_config import TIME
 from hpctrain.slurm_config import GpuRequest as GpuRequest
 from hpctrain.slurm_config import SlurmConfig as SlurmConfig
 from hpctrain.slurm_config import time_limit_minutes as time_limit_minutes
+from hpctrain.train_function import kind_not_run_by_a_call
 
 Launcher = Literal["auto", "local", "allocation", "slurm", "mpiexec", "spmd", "inline"]
 ExistingPolicy = Literal["auto", "resume", "restart", "error"]
@@ -180,6 +181,17 @@ def _storage_path(what: str, value: Any) -> Any:
     return str(expand_home(value)) if value.startswith("~") else value
 
 
+def _callback(what: str, value: Any) -> Any:
+    value = kind(UserCallback)(what, value)
+    for hook in HOOKS:
+        if found := kind_not_run_by_a_call(getattr(value, hook)):
+            raise ConfigError(
+                f"{what}: {type(value).__name__}.{hook} is {found}, of which a call runs nothing. "
+                f"Let it be a function that does its work when it is called."
+            )
+    return value
+
+
 def _log_to_file(what: str, value: Any) -> Any:
     # Ray's names of the files, or of one, of a trial.
     names = value if isinstance(value, (tuple, list)) else (value,)
@@ -238,7 +250,7 @@ class LoggingConfig:
     checkpoint_config=or_default(kind(CheckpointConfig)),
     sync_config=or_default(kind(SyncConfig)),
     total_time=TIME,
-    callbacks=or_default(several(kind(UserCallback), of="callbacks")),
+    callbacks=or_default(several(_callback, of="callbacks")),
     stop=optional(_stop),
     verbose=or_default(_verbose),
     logging_config=optional(kind(LoggingConfig)),

@@ -482,3 +482,11 @@ def test_a_logging_config_that_contradicts_verbose_is_refused() -> None:
 def test_names_of_log_files_are_true(names: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert RunConfig(log_to_file=names).log_to_file is True
     assert "the file names are ignored" in capsys.readouterr().err
+
+
+def test_a_hook_of_which_a_call_runs_nothing_is_refused():
+    class Waits(UserCallback):
+        async def after_report(self, *_: Any) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(ConfigError, match=r"callbacks.*Waits\.after_report is an async function"):
+        RunConfig(callbacks=[Waits()])
