@@ -96,7 +96,11 @@ class Calls:
         if frame.op == "answer":
             _, answer = self._waiting.pop((frame.header["call"], rank), ("", None))
             if answer is not None:
-                succeeded, value = spec.unpack(frame.body)
+                try:
+                    succeeded, value = spec.unpack(frame.body)
+                # Whatever a class of the user raises: it is this rank's answer, and no other's.
+                except Exception as error:
+                    succeeded, value = False, error
                 (answer.set_result if succeeded else answer.set_exception)(value)
             return True
         if frame.op not in ("lost", "failed") or not self._waiting:

@@ -132,6 +132,14 @@ def _user_traceback(error: BaseException) -> str:
         return describe_error(error)
 
 
+def sendable(error: Exception) -> Exception:
+    """Return an exception that another process can read: itself, or its class and text.
+
+    Not collective.
+    """
+    return error if _pickle(error) is not None else RuntimeError(describe_error(error))
+
+
 def _pickle(error: BaseException) -> str | None:
     import base64
     import pickle

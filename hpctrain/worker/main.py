@@ -36,7 +36,7 @@ from hpctrain.temporary_checkpoint import remove_temporary_checkpoints, temporar
 from hpctrain.worker import mpi
 from hpctrain.worker.bootstrap import join_world
 from hpctrain.worker.early_imports import import_early
-from hpctrain.worker.failure import LAST_WORDS, describe_exception
+from hpctrain.worker.failure import LAST_WORDS, describe_exception, sendable
 from hpctrain.worker.introduction import introduce
 from hpctrain.worker.node_socket import node_socket_name
 from hpctrain.worker.parent_death import has_ended, outlive_parent
@@ -186,7 +186,7 @@ class Rank:
             answer: Any = (True, function(*args, **kwargs))
         except Exception as error:
             log_traceback(error)
-            answer = (False, error)
+            answer = (False, sendable(error))
         try:
             body = spec.pack(answer, what="the answer", max_bytes=wire.MAX_CONTENT_BYTES)
         except HpctrainError as error:

@@ -59,6 +59,37 @@ def test_an_exception_comes_back_as_it_is_and_the_group_lives_on(group: WorkerGr
     assert group.execute(divide, 2) == [0.5, 0.5, 0.5]
 
 
+def test_an_exception_that_cannot_be_read_again_comes_back_as_its_text(group: WorkerGroup) -> None:
+    def fail() -> None:
+        class TwoError(Exception):
+            def __init__(self, first: str, second: str) -> None:
+                super().__init__(f"{first} and {second}")
+
+        raise TwoError("this", "that")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="TwoError: this and that"):
+            group.execute(fail)
+    assert group.execute(len, "two") == [3, 3, 3]
+
+
+def test_a_value_that_cannot_be_read_again_is_the_answer_of_its_rank_alone(
+    group: WorkerGroup,
+) -> None:
+    def give() -> object:
+        import os
+
+        class Unreadable:
+            def __reduce__(self) -> tuple[object, tuple[str]]:
+                return int, ("no number",)
+
+        return Unreadable() if os.environ["HPCTRAIN_RANK"] == "0" else 1
+
+    first, *others = group.execute_async(give)
+    assert isinstance(first.exception(60), ValueError)
+    assert [answer.result(60) for answer in others] == [1, 1]
+
+
 def test_what_is_too_large_to_be_sent_is_an_error_and_the_group_lives_on(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
