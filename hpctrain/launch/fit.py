@@ -85,12 +85,18 @@ def fit_prepared(submission: Submission) -> Result:
 
 def _run(submission: Submission) -> None:
     launcher = submission.plan.launcher
-    existing = _begin_or_find(submission)
-    if existing.begins and launcher == "inline":
-        from hpctrain.launch.inline import run_inline
+    if launcher == "inline":
+        from hpctrain.launch.inline import alone_in_interpreter, run_inline
 
-        run_inline(submission)
-    elif existing.begins and launcher != "slurm":
+        with alone_in_interpreter(submission.request.run_config.name):
+            existing = _begin_or_find(submission)
+            if existing.begins:
+                run_inline(submission)
+                return
+        _follow_to_end(submission, existing)
+        return
+    existing = _begin_or_find(submission)
+    if existing.begins and launcher != "slurm":
         from hpctrain.execute.fork_server import fork_server_for
         from hpctrain.launch.here import run_here
 
@@ -108,10 +114,12 @@ def _run_on_this_machine(submission: Submission) -> None:
         if before is not None and not submission.request.paths.status.exists() and not _is_shown():
             # It imports while this process imports what begins a run.
             before()
+        # Before the run has this process as its executor: a Ctrl-C in one of these imports would
+        # leave it so, for as long as a notebook lives.
+        from hpctrain.launch.here import run_here
+
         existing = _begin_or_find(submission, before=before)
         if existing.begins:
-            from hpctrain.launch.here import run_here
-
             run_here(submission, fork_server)
         else:
             _follow_to_end(submission, existing)
@@ -390,6 +398,12 @@ def refuse_nested_fit(method: str) -> None:
             else "Call it before or after the fit() that this function runs in, or start a process "
             "for it: subprocess.run([sys.executable, 'other.py'])."
         )
+        if not environ.in_rank():
+            raise ConfigError(
+                f"{method}() was called while {world.get_experiment_name()} trains in this "
+                f"interpreter (num_workers=0), by its training function or in another thread. "
+                f"{instead}"
+            )
         raise ConfigError(
             f"{method}() was called inside a training function, by rank {world.get_world_rank()} "
             f"of {world.get_world_size()}. A rank starts no ranks of its own. {instead}"

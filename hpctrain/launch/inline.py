@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain.errors import HpctrainError, WorkerError
+from hpctrain.errors import ConfigError, HpctrainError, WorkerError
 from hpctrain.execute.attempt_executor import AttemptExecutor
 from hpctrain.execute.attempt_loop import AttemptLoop
 from hpctrain.execute.attempt_start import AttemptStart
@@ -25,6 +28,31 @@ from hpctrain.uncaught import show_as
 from hpctrain.worker.report import Session
 from hpctrain.worker.train import pack_return_value, run_training
 from hpctrain.world import SerialComm, World
+
+_trains = threading.Lock()
+
+
+@contextmanager
+def alone_in_interpreter(name: str | None) -> Iterator[None]:
+    """Keep other runs from this interpreter, from before a run begins to its end. Not collective.
+
+    What a training function calls, such as ``report()``, finds its run by the process.
+
+    Raises
+    ------
+    ConfigError
+        If another thread has one.
+    """
+    if not _trains.acquire(blocking=False):
+        raise ConfigError(
+            f"another run with num_workers=0 trains in this interpreter, in another thread: {name} "
+            f"cannot. Run one after the other, or use num_workers=1, whose rank is a process of "
+            f"its own."
+        )
+    try:
+        yield
+    finally:
+        _trains.release()
 
 
 def run_inline(submission: Submission) -> None:

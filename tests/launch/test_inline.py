@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 import hpctrain
-from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, WorkerError
+from hpctrain import ConfigError, DataParallelTrainer, RunConfig, ScalingConfig, WorkerError
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
@@ -74,3 +76,39 @@ def test_the_training_function_may_change_the_working_directory(
     result = make_trainer(train, "runs").fit()
     assert result.path == str(tmp_path / "runs" / "run")
     assert result.metrics["loss"] == 1.0
+
+
+def test_a_second_run_in_another_thread_is_refused_and_the_first_keeps_its_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    # The training function is pickled; events cannot be.
+    monkeypatch.setattr(sys, "hpctrain_test", (began, may_end), raising=False)
+
+    def wait() -> None:
+        import sys
+
+        began, may_end = sys.hpctrain_test  # type: ignore[attr-defined]
+        began.set()
+        assert may_end.wait(60)
+        hpctrain.report({"loss": 1.0})
+
+    results: list[Any] = []
+    first = threading.Thread(
+        target=lambda: results.append(make_trainer(wait, tmp_path / "first").fit())
+    )
+    first.start()
+    try:
+        assert began.wait(60)
+        with pytest.raises(ConfigError, match="run trains in this interpreter"):
+            make_trainer(wait, tmp_path / "second").fit()
+        # As where both begin at the same moment.
+        monkeypatch.setattr("hpctrain.launch.fit.refuse_nested_fit", lambda _: None)
+        with pytest.raises(ConfigError, match="another run with num_workers=0 trains"):
+            make_trainer(wait, tmp_path / "second").fit()
+    finally:
+        may_end.set()
+        first.join(60)
+    assert [result.metrics["loss"] for result in results] == [1.0]
+    # It may be run now: nothing of it was begun.
+    assert make_trainer(wait, tmp_path / "second").fit().metrics["loss"] == 1.0
