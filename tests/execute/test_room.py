@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,13 @@ def test_a_wish_to_stop_ends_the_wait(paths: RunPaths, monkeypatch: pytest.Monke
 
 def test_a_directory_that_is_gone_is_not_waited_for(paths: RunPaths) -> None:
     await_room(RunPaths(paths.root / "gone"), may_wait=never)
+
+
+def test_a_limit_of_file_sizes_is_not_waited_for(paths: RunPaths) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        await_room(paths, may_wait=never)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(paths.root) == []
