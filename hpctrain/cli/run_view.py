@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
@@ -68,7 +69,9 @@ class RunView:
     @property
     def recorded_name(self) -> str:
         """Its name when it began, if its directory has another one by now; otherwise empty."""
-        return "" if self.status.name == self.name else self.status.name
+        # A link to it has a name of its own.
+        names = (self.name, Path(os.path.realpath(self.path)).name)
+        return "" if self.status.name in names else self.status.name
 
     @property
     def lacks_answer(self) -> bool:

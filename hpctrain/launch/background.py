@@ -246,7 +246,13 @@ def _turn_file() -> Path:
     """
     job = environ.variable("SLURM_JOB_ID") or "none"
     folder = Path(tempfile.gettempdir()) / f"hpctrain-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}, in which runs in the background take turns, cannot be made: "
+            f"{error.strerror}. Set TMPDIR to a directory of your own."
+        ) from error
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise ConfigError(
             f"{folder}, in which runs in the background take turns, belongs to another user. Set "

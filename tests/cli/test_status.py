@@ -312,3 +312,8 @@ def test_status_does_not_load_what_it_does_not_need(done: Any) -> None:
         timeout=60,
     )
     assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
+
+
+def test_a_link_to_a_run_is_no_copy_of_it(done: Any, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(done.run_dir("fine"))
+    assert "copied or moved" not in done("status", str(tmp_path / "link")).stdout
