@@ -114,7 +114,7 @@ def load_site(name: str | None) -> Site:
     Raises
     ------
     ConfigError
-        If there is no such profile, or it has an unknown key.
+        If there is no such profile, it is not UTF-8, or has an unknown key.
     """
     if name is None:
         return Site()
@@ -125,7 +125,7 @@ def load_site(name: str | None) -> Site:
                 f"SlurmConfig(site={name!r}): there is no such file. Give its full path, or one of "
                 f"the names {', '.join(site_names())}."
             )
-        return parse_site(path.stem, path.read_text(encoding="utf-8"), origin=name)
+        return parse_site(path.stem, _read_profile(path), origin=name)
     if name not in site_names():
         raise ConfigError(
             f"SlurmConfig(site={name!r}): known profiles are {', '.join(site_names())}. For "
@@ -133,6 +133,17 @@ def load_site(name: str | None) -> Site:
         )
     text = (files("hpctrain.slurm_templates") / "sites" / f"{name}.toml").read_text("utf-8")
     return parse_site(name, text, origin=name)
+
+
+def _read_profile(path: Path) -> str:
+    try:
+        # Editors of Windows begin a file with a byte order mark, which TOML does not know.
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"site profile {path} is not UTF-8: byte {error.object[error.start]:#04x} at "
+            f"{error.start}. Save it as UTF-8."
+        ) from error
 
 
 def site_names() -> tuple[str, ...]:
@@ -193,7 +204,8 @@ def parse_site(name: str, text: str, *, origin: str) -> Site:
 def _checked(origin: str, key: str, annotation: str, value: Any) -> Any:
     """Return the value of a key of a profile in the type of its field."""
     if annotation.startswith("int"):
-        fits, wanted = isinstance(value, int) and value is not True and value >= 1, "a number"
+        fits = isinstance(value, int) and value is not True and value >= 1
+        wanted = "a number of at least 1, or left out"
     elif annotation == "bool":
         fits, wanted = isinstance(value, bool), "true or false"
     elif annotation == "str":

@@ -60,7 +60,7 @@ def test_a_shipped_profile_says_its_source_when_it_was_checked_and_how_sure_it_i
         ('name = "x"', r"has the keys \['name'\]"),
         ('gpus_per_node = "4"', r"gpus_per_node = '4'. It is a number"),
         ("gpus_per_node = true", "It is a number"),
-        ("gpus_per_node = 0", "It is a number"),
+        ("gpus_per_node = 0", "gpus_per_node = 0. It is a number of at least 1, or left out"),
         ('setup = "module load x"', "setup = 'module load x'. It is a list of texts"),
         ("srun_args = [1]", "It is a list of texts"),
         ("[directives]\nnodes = 2", r"directives = {'nodes': 2}. It is a table of texts"),
@@ -72,6 +72,19 @@ def test_a_wrong_profile_is_refused(tmp_path: Path, text: str, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         load_site(write(tmp_path, text))
     assert "mine.toml" in str(caught.value)
+
+
+def test_a_profile_in_another_encoding_is_refused(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes('description = "Jülich"'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"mine.toml is not UTF-8: byte 0xfc at 16. Save it as"):
+        load_site(str(path))
+
+
+def test_a_profile_may_begin_with_a_byte_order_mark(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text("gpus_per_node = 4", encoding="utf-8-sig")
+    assert load_site(str(path)) == Site(name="mine", gpus_per_node=4)
 
 
 def test_an_unknown_profile_is_refused_with_those_there_are():
