@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import ConfigError
 
@@ -209,21 +209,30 @@ def check_srun_args(srun_args: Sequence[str]) -> None:
             )
 
 
-def check_site_directives(directives: Iterable[str], *, origin: str) -> None:
-    """Refuse directives of a site profile that contradict the plan.
+def check_site_directives(directives: Mapping[str, str], *, origin: str) -> None:
+    """Refuse directives of a site profile that contradict the plan, or are not names in full.
 
-    Not collective.
+    Not collective. Names that hpctrain does not know pass: plugins of a site add options.
 
     Raises
     ------
     ConfigError
         If there is one.
     """
-    for name in directives:
-        if name in _OWNED_BY_SBATCH:
+    for name, value in directives.items():
+        full = _full_name(name)
+        full = _OTHER_NAMES.get(full, full)
+        owned = {**_OWNED_BY_SBATCH, **({"gres": _GPUS} if _asks_for_gpus(value) else {})}
+        if full in owned:
             raise ConfigError(
-                f"site profile {origin}: [directives] holds {name!r}, but hpctrain sets --{name} "
-                f"itself. Use {_OWNED_BY_SBATCH[name]} instead."
+                f"site profile {origin}: [directives] holds {name!r}, but hpctrain sets --{full} "
+                f"itself. Use {owned[full]} instead."
+            )
+        is_part = name not in _LONG and any(known.startswith(name) for known in _LONG)
+        if is_part or not re.fullmatch(r"[a-z][\w-]+", name, re.IGNORECASE):
+            raise ConfigError(
+                f"site profile {origin}: [directives] holds {name!r}. Its keys are sbatch's long "
+                f"options in full, without dashes before them, such as 'partition'."
             )
 
 

@@ -125,8 +125,32 @@ def test_what_is_no_option_is_refused(option: str):
 
 def test_a_site_profile_cannot_contradict_the_plan():
     with pytest.raises(ConfigError, match=r"here.toml: \[directives\] holds 'signal'.*stop_notice"):
-        check_site_directives(["partition", "signal"], origin="here.toml")
-    check_site_directives(["partition", "time", "hint", "gres"], origin="here.toml")
+        check_site_directives({"partition": "gpu", "signal": "USR1@60"}, origin="here.toml")
+    check_site_directives(
+        {"partition": "gpu", "time": "10", "mem": "0", "gres": "nvme:1", "image": "a"}, origin="it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("tasks-per-node", "4", "sets --ntasks-per-node itself. Use SlurmConfig.tasks_per_node"),
+        ("ntasks-per-nod", "4", "sets --ntasks-per-node itself"),
+        ("cluster", "other", "sets --clusters itself"),
+        ("gres", "gpu:4", "sets --gres itself. Use use_gpu=True"),
+        ("N", "4", "sbatch's long options in full, without dashes before them"),
+        ("parti", "gpu", "long options in full"),
+        ("excl", "", "long options in full"),
+        ("--partition", "gpu", "without dashes before them"),
+        ("nodes ", "4", "long options in full"),
+        ("partition=gpu", "", "long options in full"),
+    ],
+)
+def test_a_site_profile_cannot_contradict_the_plan_under_another_name(
+    name: str, value: str, message: str
+):
+    with pytest.raises(ConfigError, match=rf"\[directives\] holds '{name}'.*{message}"):
+        check_site_directives({name: value}, origin="here.toml")
 
 
 def test_directives_among_shell_lines_are_refused():
