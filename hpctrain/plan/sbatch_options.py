@@ -56,6 +56,7 @@ _FIELDS = {
 }
 _OWNED_BY_SRUN = {
     **_OWNED_BY_BOTH,
+    "tasks-per-node": _OWNED_BY_BOTH["ntasks-per-node"],
     "mpi": "SlurmConfig(mpi=...)",
     "output": "RunConfig(log_to_file=...)",
     "error": "RunConfig(log_to_file=...)",
@@ -100,6 +101,7 @@ _SHORT = {
 }
 _SHORT_SWITCHES = "HhkOQsuVvW"
 _SHORT_OF_SRUN = {name: _SHORT[name] for name in "Nncoe"}
+_SHORT_SWITCHES_OF_SRUN = "EHhlOQsuVvXZ"
 _OTHER_NAMES = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
 
 FIRST_JOB_ONLY = ("begin", "dependency", "hold")
@@ -175,20 +177,28 @@ def parse_sbatch_args(sbatch_args: Sequence[str]) -> dict[str, str | None]:
         If one of them contradicts the plan, with the field to use instead, or cannot be read.
     """
     parsed: dict[str, str | None] = {}
+    what = "SlurmConfig(sbatch_args=...)"
     for option in sbatch_args:
         for name, value in _read_option(option):
-            _refuse_owned("sbatch_args", option, name, {**_OWNED_BY_SBATCH, **_FIELDS})
+            _refuse_owned(what, option, name, {**_OWNED_BY_SBATCH, **_FIELDS})
             if name == "gres" and _asks_for_gpus(value):
-                _refuse_owned("sbatch_args", option, name, {"gres": _GPUS})
+                _refuse_owned(what, option, name, {"gres": _GPUS})
             parsed = merge_directives(parsed, {name: value})
     return parsed
 
 
-def check_srun_args(srun_args: Sequence[str]) -> None:
+def check_srun_args(srun_args: Sequence[str], *, what: str = "SlurmConfig(srun_args=...)") -> None:
     """Refuse further options of the workers' step that contradict the plan.
 
     Not collective. Slurm would use the last of two, and ranks would not be where hpctrain expects
     them.
+
+    Parameters
+    ----------
+    srun_args
+        The options.
+    what
+        What errors call their origin.
 
     Raises
     ------
@@ -197,15 +207,15 @@ def check_srun_args(srun_args: Sequence[str]) -> None:
     """
     for option in srun_args:
         if option.startswith("--"):
-            name = re.split("[= ]", option[2:], maxsplit=1)[0]
+            name, *values = re.split("[= ]", option[2:], maxsplit=1)
         else:
-            name = _SHORT_OF_SRUN.get(option[1:2], option)
-        _refuse_owned("srun_args", option, name, _OWNED_BY_SRUN)
-        values = option.removeprefix("--export").lstrip("= ").split(",")
-        if name == "export" and "ALL" not in values:
+            letters = option[1:].lstrip(_SHORT_SWITCHES_OF_SRUN) if option[:1] == "-" else ""
+            name, values = _SHORT_OF_SRUN.get(letters[:1], option), []
+        _refuse_owned(what, option, name, _OWNED_BY_SRUN)
+        if name and "export".startswith(name) and "ALL" not in ",".join(values).split(","):
             raise ConfigError(
-                f"SlurmConfig(srun_args=...) holds {option!r}, but ranks need the executor's "
-                f"environment. Use --export=ALL,NAME=value to add a variable."
+                f"{what} holds {option!r}, but ranks need the executor's environment. Use "
+                f"--export=ALL,NAME=value to add a variable."
             )
 
 
@@ -341,13 +351,13 @@ def _full_name(name: str) -> str:
     return found[0] if len(found) == 1 else name
 
 
-def _refuse_owned(field: str, option: str, name: str, owned: Mapping[str, str]) -> None:
+def _refuse_owned(what: str, option: str, name: str, owned: Mapping[str, str]) -> None:
     # Slurm's commands accept unambiguous prefixes of option names.
     full = next((known for known in owned if known.startswith(name)), None)
     full = name if name in owned else full
     if full is not None:
         raise ConfigError(
-            f"SlurmConfig({field}=...) holds {option!r}, but hpctrain sets --{full} itself. Use "
+            f"{what} holds {option!r}, but hpctrain sets --{full} itself. Use "
             f"{owned[full]} instead."
         )
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from hpctrain.errors import ConfigError
 from hpctrain.plan.resources import NodeShape, Placement
-from hpctrain.plan.sbatch_options import check_site_directives
+from hpctrain.plan.sbatch_options import check_site_directives, check_srun_args
 from hpctrain.slurm_config import GpuRequest, check_setup
 
 
@@ -197,6 +197,8 @@ def parse_site(name: str, text: str, *, origin: str) -> Site:
             f"{', '.join(requests)}."
         )
     check_site_directives(values.get("directives", {}), origin=origin)
+    for key in ("srun_args", "gpu_srun_args", "full_node_srun_args"):
+        check_srun_args(values.get(key, ()), what=f"site profile {origin}: {key}")
     check_setup(f"site profile {origin}: setup", values.get("setup", ()))
     return Site(name=name, **values)
 

@@ -53,17 +53,32 @@ def test_sbatch_options_that_contradict_the_plan_are_refused(option: str, instea
         parse_sbatch_args([option])
 
 
-@pytest.mark.parametrize("option", ["--mpi=pmix", "-n4", "--cpus-per-task=2", "--nodes 2"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--mpi=pmix",
+        "-n4",
+        "--cpus-per-task=2",
+        "--nodes 2",
+        "--tasks-per-node=2",
+        # srun takes joined letters one by one, and the beginning of a name for the name.
+        "-vn4",
+        "-luN2",
+        "--ntasks-per-nod=2",
+    ],
+)
 def test_srun_options_that_contradict_the_plan_are_refused(option: str):
     with pytest.raises(ConfigError, match=r"srun_args.*instead"):
         check_srun_args([option])
 
 
-@pytest.mark.parametrize("option", ["--export=NONE", "--export=A,B=1", "--export NONE"])
+@pytest.mark.parametrize(
+    "option", ["--export=NONE", "--export=A,B=1", "--export NONE", "--exp=NONE", "--export"]
+)
 def test_an_option_that_keeps_the_environment_from_ranks_is_refused(option: str):
     with pytest.raises(ConfigError, match=r"Use --export=ALL,NAME=value"):
         check_srun_args([option])
-    check_srun_args(["--export=ALL,A=1", "--export A=1,ALL"])
+    check_srun_args(["--export=ALL,A=1", "--export A=1,ALL", "--exp=ALL"])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +119,7 @@ def test_other_options_are_passed_on():
         "nice": "-5",
         "dependency": "singleton",
     }
-    check_srun_args(["--cpu-bind=none", "-l"])
+    check_srun_args(["--cpu-bind=none", "-l", "-wn4", "-vK1", "closest"])
 
 
 @pytest.mark.parametrize("option", ["--no-requeue", "--requeue", "--export=NONE", "--chdir=/tmp"])

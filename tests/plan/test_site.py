@@ -65,6 +65,9 @@ def test_a_shipped_profile_says_its_source_when_it_was_checked_and_how_sure_it_i
         ("srun_args = [1]", "It is a list of texts"),
         ("[directives]\nnodes = 2", r"directives = {'nodes': 2}. It is a table of texts"),
         ("mpi = 1", "It is a text"),
+        ('srun_args = ["--ntasks=4"]', r"toml: srun_args holds '--ntasks=4'.*num_workers"),
+        ('gpu_srun_args = ["-vc4"]', r"toml: gpu_srun_args holds '-vc4'.*'CPU'"),
+        ('full_node_srun_args = ["--export=A"]', r"toml: full_node_srun_args holds '--export=A'"),
         ('gpu_request = "auto"', "gpu_request='auto'. Use one of gpus-per-node, gpus-per-task"),
     ],
 )
