@@ -10,6 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# "gpu:4", "gpu:a100:4(S:0-1)", "craynetwork:4,gpu:4"; not "vgpu:8".
+_GPUS = re.compile(r"(?<![\w-])gpu(?::([^:,(]+))?:(\d+)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
@@ -31,7 +34,7 @@ class NodeGroup:
 
     def gpus(self, kind: str | None) -> int:
         """Return how many GPUs each has, of a type or of any. Not collective."""
-        found = re.findall(r"gpu(?::([^:,(]+))?:(\d+)", self.gres)
+        found = _GPUS.findall(self.gres)
         return sum(int(count) for name, count in found if kind in (None, name))
 
 
@@ -286,5 +289,4 @@ def parse_tres(text: str) -> dict[str, str]:
 
 def count_gpus(gres: str) -> int:
     """Return how many GPUs a list of generic resources has. Not collective."""
-    # "gpu:4", "gpu:a100:4(S:0-1)", "(null)", "craynetwork:4,gpu:4"
-    return sum(int(n) for n in re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gres))
+    return sum(int(count) for _, count in _GPUS.findall(gres))

@@ -43,7 +43,7 @@ class PartitionFacts:
     @property
     def gpu_types(self) -> tuple[str, ...]:
         """Types of GPUs of its nodes; empty where Slurm has only their number."""
-        found = {t for g in self.groups for t in re.findall(r"\bgpu:([^:,(]+):\d", g.gres)}
+        found = {t for g in self.groups for t in re.findall(r"(?<![\w-])gpu:([^:,(]+):\d", g.gres)}
         return tuple(sorted(found))
 
 
