@@ -21,7 +21,7 @@ _REASON = re.compile(
 )
 _PER = {"perjob": "PJ", "pernode": "PN", "peruser": "PU", "peraccount": "PA"}
 _PER_WORDS = {"PJ": "a job", "PN": "a node", "PU": "each user", "PA": "each account"}
-_UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
+_UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 _ONE = {"cpu": "CPU", "node": "node", "billing": "billing unit", "jobs": "job"}
 _NAMES = {"mem": "a megabyte", **_ONE}
 
@@ -318,7 +318,7 @@ def _megabytes(amount: str, resource: str) -> str:
 def _amount(text: str, resource: str) -> float:
     if resource == "time":
         return minutes_of(text)
-    found = re.match(r"([\d.]+)([KMGT]?)", text)
+    found = re.match(r"([\d.]+)([KMGTPE]?)", text)
     if found is None:
         return 0.0
     return float(found[1]) * _UNITS.get(found[2], 1.0)

@@ -94,3 +94,11 @@ def test_a_limit_for_each_account_is_one_of_a_qos_though_its_reason_does_not_say
     assert limit is not None
     assert limit.text.startswith("QOS 'long': 4 CPUs for each account at a time")
     assert limit.is_beyond_job
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_beyond"), [("1T", False), ("2P", False), ("3P", True), ("1E", True)]
+)
+def test_memory_has_all_units_that_slurm_prints(asked: str, is_beyond: bool):
+    job = Job(job_id="", state="PENDING", tres={"mem": asked})
+    assert bool(find_exceeded(job, [qos("long", MaxTRESPJ="mem=2P")])) is is_beyond
