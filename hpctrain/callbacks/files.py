@@ -96,7 +96,7 @@ class JsonLoggerCallback(_FileLogger):
 
     def open(self, run_context: RunContext) -> None:
         """Open the file without the lines that the attempt reports again."""
-        parameters = json.dumps(dict(self.parameters), indent=1, default=repr)
+        parameters = json.dumps(_with_text_keys(self.parameters), indent=1, default=repr)
         write_atomic(run_context.path / "params.json", parameters.encode())
         path = run_context.path / "result.json"
         *lines, _ = path.read_text().split("\n") if path.exists() else [""]
@@ -115,6 +115,16 @@ class JsonLoggerCallback(_FileLogger):
     ) -> None:
         """Write a line."""
         self._append(json.dumps({**metrics, **_stamp(run_context.report, time.time())}) + "\n")
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a value with the keys that JSON cannot hold, such as tuples, as text."""
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, (str, int, float, type(None))) else str(key): _with_text_keys(v)
+            for key, v in value.items()
+        }
+    return [_with_text_keys(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _stamp(report: int, time_s: float) -> dict[str, int]:

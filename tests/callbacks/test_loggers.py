@@ -52,11 +52,13 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 class Run:
     """A run as the executor and rank 0 leave it: each job has an executor of its own."""
 
-    def __init__(self, path: Path, logger: LoggerCallback) -> None:
+    def __init__(
+        self, path: Path, logger: LoggerCallback, parameters: Mapping[str, Any] = PARAMETERS
+    ) -> None:
         self.path = path
         path.mkdir(exist_ok=True)
         (path / "plan.json").write_text(json.dumps({"run_id": "0123456789abcdef"}))
-        logger.on_submit(PARAMETERS)
+        logger.on_submit(parameters)
         self._stored = pickle.dumps(logger)
         self.logger: LoggerCallback = pickle.loads(self._stored)
         self.attempt = 0
@@ -580,3 +582,14 @@ def test_a_report_that_mlflow_refuses_for_good_is_not_sent_again(
     history = client.get_metric_history(found.info.run_id, "acc")
     assert [m.step for m in history] == [1, 3, 4]
     assert capfd.readouterr().err.count("MLflow refuses report 2: no such value") == 1
+
+
+def test_keys_of_parameters_that_json_cannot_hold_are_text_in_params_json(tmp_path: Path) -> None:
+    grid = {(1, 2): 3, 4: [{(5,): 6}], None: {7}}
+    run = Run(tmp_path / "run", JsonLoggerCallback(), {"grid": grid})
+    run.begin_attempt(0)
+    run.make_report({"loss": 1.0})
+    run.finish(RunState.FINISHED)
+    written = json.loads((run.path / "params.json").read_text())
+    assert written == {"grid": {"(1, 2)": 3, "4": [{"(5,)": 6}], "null": "{7}"}}
+    assert json.loads((run.path / "result.json").read_text())["loss"] == 1.0
