@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.callback import RunContext
 from hpctrain.callbacks.logger import LoggerCallback, missing_reports, numbers
 from hpctrain.callbacks.position import Position
-from hpctrain.metric_names import flatten
+from hpctrain.metric_names import as_finite, flatten, is_number
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint import Checkpoint
@@ -53,11 +53,7 @@ class TBXLoggerCallback(LoggerCallback):
             filename_suffix=f".{run_context.attempt:05d}",
         )
         shown = flatten(self.parameters)
-        known = {
-            name: value if isinstance(value, (bool, int, float, str)) else repr(value)
-            for name, value in shown.items()
-        }
-        if known:
+        if known := {name: _as_shown(value) for name, value in shown.items()}:
             experiment, start, self._end = hparams(known, {})
             self._writer._get_file_writer().add_summary(experiment)
             self._writer._get_file_writer().add_summary(start)
@@ -85,3 +81,11 @@ class TBXLoggerCallback(LoggerCallback):
             self._writer._get_file_writer().add_summary(self._end)
         self._writer.close()
         self._writer = self._end = None
+
+
+def _as_shown(value: Any) -> bool | float | str:
+    if isinstance(value, int) and is_number(value):
+        # tensorboardX takes no integer of more than 64 bits, such as the entropy of a seed.
+        number = as_finite(value)
+        return repr(value) if number is None else number
+    return value if isinstance(value, (bool, float, str)) else repr(value)

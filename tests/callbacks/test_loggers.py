@@ -593,3 +593,23 @@ def test_keys_of_parameters_that_json_cannot_hold_are_text_in_params_json(tmp_pa
     written = json.loads((run.path / "params.json").read_text())
     assert written == {"grid": {"(1, 2)": 3, "4": [{"(5,)": 6}], "null": "{7}"}}
     assert json.loads((run.path / "result.json").read_text())["loss"] == 1.0
+
+
+def test_integers_of_any_size_are_hyperparameters_in_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    metadata = pytest.importorskip("tensorboard.plugins.hparams.metadata")
+    seeds = {"small": 3, "entropy": 2**127, "beyond": -(10**400), "on": True}
+    run = Run(tmp_path / "run", TBXLoggerCallback(), seeds)
+    run.begin_attempt(0)
+    run.make_report({"loss": 1.0})
+    run.finish(RunState.FINISHED)
+    events = accumulator.EventAccumulator(str(run.path))
+    events.Reload()
+    assert [scalar.value for scalar in events.Scalars("loss")] == [1.0]
+    content = events.PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
+    shown = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert shown["small"].number_value == 3
+    assert shown["entropy"].number_value == 2.0**127
+    assert shown["beyond"].string_value == repr(-(10**400))
+    assert shown["on"].bool_value
