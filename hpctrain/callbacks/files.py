@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import LoggerCallback, missing_reports
+from hpctrain.callbacks.logger import LoggerCallback, encodable, missing_reports
 from hpctrain.log import log
 from hpctrain.metric_names import flatten
 from hpctrain.rundir.files import write_atomic
@@ -64,12 +64,15 @@ class CSVLoggerCallback(_FileLogger):
         header, rows = _read_table(self._path)
         kept = [row for row in rows if int(row[0]) < max(run_context.report, 1)]
         missing = [
-            {**flatten(line["metrics"]), **_stamp(line["report"], line["time"])}
+            {**self._as_written(line["metrics"]), **_stamp(line["report"], line["time"])}
             for line in missing_reports(run_context, {int(row[0]) for row in kept})
         ]
         columns = [*dict.fromkeys([*(header or [_NUMBER, "timestamp"]), *chain(*missing)])]
         kept += [[_cell(line.get(name)) for name in columns] for line in missing]
         self._rewrite(columns, sorted(kept, key=lambda row: int(row[0])))
+
+    def _as_written(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        return {encodable(name): value for name, value in flatten(metrics).items()}
 
     def log(
         self, run_context: RunContext, metrics: dict[str, Any], checkpoint: Checkpoint | None
@@ -172,4 +175,4 @@ def _to_csv(rows: Sequence[Sequence[str]]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value)
+    return encodable(value) if isinstance(value, str) else json.dumps(value)

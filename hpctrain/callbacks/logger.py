@@ -137,6 +137,14 @@ def missing_reports(run_context: RunContext, logged: Container[float]) -> list[d
     return [r for r in reports if r["report"] < run_context.report and r["report"] not in logged]
 
 
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can hold. Not collective.
+
+    Python keeps the bytes of a file's name that are no text as lone surrogates.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are numbers; true is 1.0. Not collective.
 

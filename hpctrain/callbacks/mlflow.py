@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from hpctrain import environ, timeouts
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import numbers, require_package
+from hpctrain.callbacks.logger import encodable, numbers, require_package
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
 from hpctrain.errors import ConfigError
@@ -367,7 +367,8 @@ def mlflow_name(name: str) -> str:
 def mlflow_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return parameters as MLflow takes them. Not collective."""
     flat = flatten(parameters)
-    return {mlflow_name(name): str(flat[name])[:_MOST_CHARACTERS_OF_VALUE] for name in flat}
+    texts = {mlflow_name(name): encodable(str(value)) for name, value in flat.items()}
+    return {name: text[:_MOST_CHARACTERS_OF_VALUE] for name, text in texts.items()}
 
 
 class _Nothing:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.callback import RunContext
-from hpctrain.callbacks.logger import LoggerCallback, missing_reports, numbers
+from hpctrain.callbacks.logger import LoggerCallback, encodable, missing_reports, numbers
 from hpctrain.callbacks.position import Position
 from hpctrain.metric_names import as_finite, flatten, is_number
 
@@ -53,7 +53,7 @@ class TBXLoggerCallback(LoggerCallback):
             filename_suffix=f".{run_context.attempt:05d}",
         )
         shown = flatten(self.parameters)
-        if known := {name: _as_shown(value) for name, value in shown.items()}:
+        if known := {encodable(name): _as_shown(value) for name, value in shown.items()}:
             experiment, start, self._end = hparams(known, {})
             self._writer._get_file_writer().add_summary(experiment)
             self._writer._get_file_writer().add_summary(start)
@@ -88,4 +88,8 @@ def _as_shown(value: Any) -> bool | float | str:
         # tensorboardX takes no integer of more than 64 bits, such as the entropy of a seed.
         number = as_finite(value)
         return repr(value) if number is None else number
-    return value if isinstance(value, (bool, float, str)) else repr(value)
+    return (
+        value
+        if isinstance(value, (bool, float))
+        else encodable(value if isinstance(value, str) else repr(value))
+    )

@@ -613,3 +613,47 @@ def test_integers_of_any_size_are_hyperparameters_in_tensorboard(tmp_path: Path)
     assert shown["entropy"].number_value == 2.0**127
     assert shown["beyond"].string_value == repr(-(10**400))
     assert shown["on"].bool_value
+
+
+_NO_TEXT = os.fsdecode(b"caf\xe9")
+_AS_TEXT = r"caf\udce9"
+
+
+def test_bytes_of_file_names_that_are_no_text_are_in_the_files_also_when_reopened(
+    tmp_path: Path,
+) -> None:
+    for logger in (CSVLoggerCallback(), JsonLoggerCallback()):
+        run = Run(tmp_path / type(logger).__name__, logger, {"file": _NO_TEXT})
+        run.begin_attempt(0)
+        run.make_report({"file": _NO_TEXT, _NO_TEXT: 1})
+        run.write_line({"file": _NO_TEXT, _NO_TEXT: 2})
+        run.begin_job()
+        run.begin_attempt(2)
+        run.make_report({"file": "x", _NO_TEXT: 3})
+        run.finish(RunState.FINISHED)
+    rows = _rows(tmp_path / "CSVLoggerCallback" / "progress.csv")
+    assert [row["file"] for row in rows] == [_AS_TEXT, _AS_TEXT, "x"]
+    assert [row[_AS_TEXT] for row in rows] == ["1", "2", "3"]
+    assert len(rows[0]) == 4
+    content = (tmp_path / "JsonLoggerCallback" / "result.json").read_text()
+    lines = [json.loads(line) for line in content.splitlines()]
+    assert [(line["file"], line[_NO_TEXT]) for line in lines] == [
+        (_NO_TEXT, 1),
+        (_NO_TEXT, 2),
+        ("x", 3),
+    ]
+
+
+def test_parameters_with_bytes_that_are_no_text_do_not_keep_trackers_from_logging(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("mlflow")
+    for logger in (TBXLoggerCallback(), MLflowLoggerCallback()):
+        run = Run(tmp_path / type(logger).__name__, logger, {"file": _NO_TEXT, _NO_TEXT: 1})
+        run.begin_attempt(0)
+        run.make_report({"loss": 1.0})
+        run.finish(RunState.FINISHED)
+    _, found = _mlflow_run(run)
+    assert found.data.params["file"] == _AS_TEXT
+    assert found.data.metrics == {"loss": 1.0}
