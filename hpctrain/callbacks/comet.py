@@ -57,7 +57,9 @@ class CometLoggerCallback(TrackerCallback):
 
     def store(self, run_context: RunContext) -> str:
         """Return where the experiment is begun."""
-        return "online" if self._online else "offline"
+        place = "online" if self._online else "offline"
+        key = self._arguments.get("experiment_key")
+        return f"{place} {key}" if key else place
 
     def begin(self, run_context: RunContext, position: Position) -> None:
         """Create the experiment, or continue it."""

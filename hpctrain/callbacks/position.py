@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+from typing import Any
 
 from hpctrain.callback import RunContext
 from hpctrain.rundir.directory import read_run_id
@@ -32,13 +35,17 @@ class Position:
         paths = RunPaths(run_context.path)
         self.run_id = read_run_id(paths) or run_context.name
         """Unique and permanent id of the run."""
-        self._path = paths.root / "loggers" / f"{tracker}-{self.run_id}.json"
-        make_directory(self._path.parent, below=paths.root)
-        try:
-            known = read_object(self._path)
-        except FileNotFoundError:
-            known = {}
-        if known.get("store") != store:
+        loggers = paths.root / "loggers"
+        make_directory(loggers, below=paths.root)
+        name = f"{tracker}-{self.run_id}"
+        digest = hashlib.sha256(store.encode(errors="surrogatepass")).hexdigest()[:12]
+        known: dict[str, Any] = {}
+        # Version 0.1.0 wrote the first name, whatever the store.
+        for self._path in (loggers / f"{name}.json", loggers / f"{name}-{digest}.json"):
+            with contextlib.suppress(FileNotFoundError):
+                known = read_object(self._path)
+            if known.get("store") == store:
+                break
             known = {}
         self._store = store
         self.record: str | None = known.get("record")

@@ -74,6 +74,10 @@ class WandbLoggerCallback(TrackerCallback):
         self._api_key = _read_key(api_key, api_key_file)
         self._arguments = {"project": project, "group": group, **kwargs}
 
+    def store(self, run_context: RunContext) -> str:
+        """Return the id that the user has given to the run of W&B."""
+        return self._arguments.get("id") or ""
+
     def begin(self, run_context: RunContext, position: Position) -> None:
         """Create the W&B run, or continue it; offline, create a further part of it."""
         if self._run is None:

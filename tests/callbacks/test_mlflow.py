@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+import hpctrain
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+from hpctrain.callbacks import MLflowLoggerCallback
 from hpctrain.callbacks.mlflow import file_store, find_or_make_experiment
 
 
@@ -33,3 +36,35 @@ def test_trials_that_begin_at_the_same_time_are_in_one_experiment(tmp_path: Path
     assert found[0] == found[1]
     named = [each for each in mlflow.MlflowClient(uri).search_experiments() if each.name == "sweep"]
     assert [each.experiment_id for each in named] == found[:1]
+
+
+def test_two_stores_have_one_mlflow_run_each_also_after_another_fit(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+
+    def train() -> None:
+        has_failed = (hpctrain.artifact_dir() / "failed").exists()
+        hpctrain.report({"loss": 1.0})
+        if not has_failed:
+            (hpctrain.artifact_dir() / "failed").touch()
+            raise RuntimeError("first")
+        hpctrain.report({"loss": 2.0})
+
+    uris = [file_store(tmp_path / "a"), file_store(tmp_path / "b")]
+    trainer = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(
+            name="run",
+            storage_path=tmp_path,
+            verbose=0,
+            callbacks=[MLflowLoggerCallback(uri) for uri in uris],
+        ),
+    )
+    with pytest.raises(RuntimeError, match="first"):
+        trainer.fit()
+    trainer.fit()
+    for uri in uris:
+        client = mlflow.MlflowClient(uri)
+        (run,) = client.search_runs(["0"])
+        history = client.get_metric_history(run.info.run_id, "loss")
+        assert [metric.step for metric in history] == [1, 2]
