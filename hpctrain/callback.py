@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hpctrain.errors import ConfigError
+
 if TYPE_CHECKING:
     from hpctrain.checkpoint import Checkpoint
     from hpctrain.result import Result
@@ -68,5 +70,29 @@ class UserCallback:
     def on_finish(self, run_context: RunContext, result: Result) -> None:
         """Run after the end of the run, in every state."""
 
+    def describe_record(self) -> str:
+        """Return what no other callback of the run may write too; empty for nothing."""
+        return ""
+
 
 HOOKS = ("on_submit", "after_report", "after_exception", "on_finish")
+
+
+def begin_submission(callbacks: Sequence[UserCallback], parameters: Mapping[str, Any]) -> None:
+    """Call `UserCallback.on_submit` of each callback. Not collective.
+
+    Raises
+    ------
+    ConfigError
+        If two of them write the same record.
+    """
+    writers: dict[str, str] = {}
+    for callback in callbacks:
+        callback.on_submit(parameters)
+        name, record = type(callback).__name__, callback.describe_record()
+        if record and record in writers:
+            raise ConfigError(
+                f"RunConfig(callbacks=...): {writers[record]} and {name} both write {record}. "
+                f"Leave one out, or give it another record."
+            )
+        writers[record] = name

@@ -55,6 +55,11 @@ class CometLoggerCallback(TrackerCallback):
         self._save_checkpoints = save_checkpoints
         self._arguments = experiment_kwargs
 
+    def describe_record(self) -> str:
+        """Return what it writes; see `hpctrain.UserCallback`."""
+        key = self._arguments.get("experiment_key")
+        return f"an experiment of Comet with online={self._online}, experiment_key={key!r}"
+
     def store(self, run_context: RunContext) -> str:
         """Return where the experiment is begun."""
         place = "online" if self._online else "offline"

@@ -58,6 +58,10 @@ class CSVLoggerCallback(_FileLogger):
 
     _columns: tuple[str, ...] = ()
 
+    def describe_record(self) -> str:
+        """Return what it writes; see `hpctrain.UserCallback`."""
+        return "progress.csv"
+
     def open(self, run_context: RunContext) -> None:
         """Open the file without the rows that the attempt reports again."""
         self._path = run_context.path / "progress.csv"
@@ -96,6 +100,10 @@ class JsonLoggerCallback(_FileLogger):
     An object has the metrics as they were reported, ``training_iteration``, which is the number of
     the report, and ``timestamp``.
     """
+
+    def describe_record(self) -> str:
+        """Return what it writes; see `hpctrain.UserCallback`."""
+        return "result.json"
 
     def open(self, run_context: RunContext) -> None:
         """Open the file without the lines that the attempt reports again."""

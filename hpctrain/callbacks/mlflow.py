@@ -86,6 +86,11 @@ class MLflowLoggerCallback(TrackerCallback):
         self._tracking_token = tracking_token
         self._save_artifact = save_artifact
 
+    def describe_record(self) -> str:
+        """Return what it writes; see `hpctrain.UserCallback`."""
+        uri = self._tracking_uri or environ.variable("MLFLOW_TRACKING_URI")
+        return f"a run of MLflow with tracking_uri={uri!r}"
+
     def store(self, run_context: RunContext) -> str:
         """Return the URI that is logged to."""
         return _tracking_uri(run_context.path, self._tracking_uri)

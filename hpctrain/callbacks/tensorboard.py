@@ -29,6 +29,10 @@ class TBXLoggerCallback(LoggerCallback):
     _end: Any = None
     _position: Position | None = None
 
+    def describe_record(self) -> str:
+        """Return what it writes; see `hpctrain.UserCallback`."""
+        return "the event files of TensorBoard"
+
     def open(self, run_context: RunContext) -> None:
         """Begin a file of the attempt, which hides reports of earlier ones that it makes again.
 

@@ -74,6 +74,13 @@ class WandbLoggerCallback(TrackerCallback):
         self._api_key = _read_key(api_key, api_key_file)
         self._arguments = {"project": project, "group": group, **kwargs}
 
+    def describe_record(self) -> str:
+        """Return what it writes; see `hpctrain.UserCallback`."""
+        # Of one id, a process has one run, in whatever project.
+        if (self._arguments.get("mode") or environ.variable("WANDB_MODE")) == "disabled":
+            return ""
+        return f"a run of W&B with id={self._arguments.get('id')!r}"
+
     def store(self, run_context: RunContext) -> str:
         """Return the id that the user has given to the run of W&B."""
         return self._arguments.get("id") or ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import environ
+from hpctrain.callback import begin_submission
 from hpctrain.config import LAUNCHERS, RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.home import hostfile
@@ -218,8 +219,7 @@ def _make_spec(
 ) -> RunSpec:
     """Return what every rank runs: the recorded bytes, under another name."""
     spec = stored.spec
-    for callback in request.run_config.callbacks:
-        callback.on_submit(request.worker_spec.parameters)
+    begin_submission(request.run_config.callbacks, request.worker_spec.parameters)
     content = request.run_config, launch_plan, request.resume_from
     sys_path = ranks_path(
         module_path(spec.settings.sys_path, recorded_python=changes.python), launch_plan.container

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import environ
+from hpctrain.callback import begin_submission
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.container import ranks_path
@@ -61,8 +62,7 @@ def make_spec(
     cwd = environ.working_directory()
     if plan.launcher != "inline":
         _refuse_large_datasets(request.worker_spec.datasets)
-    for callback in request.run_config.callbacks:
-        callback.on_submit(request.worker_spec.parameters)
+    begin_submission(request.run_config.callbacks, request.worker_spec.parameters)
     worker = pack(request.worker_spec, what="the training function")
     if warning := explain_large_pickle(request.worker_spec, worker):
         log(f"warning: {warning}")

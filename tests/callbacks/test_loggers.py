@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hpctrain import Checkpoint, ConfigError, Result
-from hpctrain.callback import RunContext
+from hpctrain.callback import RunContext, UserCallback, begin_submission
 from hpctrain.callbacks import (
     CometLoggerCallback,
     CSVLoggerCallback,
@@ -451,6 +451,53 @@ def test_a_missing_library_is_an_error_before_anything_is_submitted(
     with pytest.raises(ConfigError, match=expected):
         trainer.fit()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (CSVLoggerCallback, "both write progress.csv"),
+        (JsonLoggerCallback, "both write result.json"),
+        (TBXLoggerCallback, "both write the event files"),
+        (MLflowLoggerCallback, "both write a run of MLflow with tracking_uri=None"),
+        (WandbLoggerCallback, "both write a run of W&B with id=None"),
+        (CometLoggerCallback, "both write an experiment of Comet with online=False"),
+    ],
+)
+def test_two_loggers_of_one_record_are_refused_before_anything_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, match: str
+) -> None:
+    from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+    monkeypatch.setattr(make, "package", "")
+    trainer = DataParallelTrainer(
+        print,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=tmp_path, callbacks=[make(), make()]),
+    )
+    with pytest.raises(ConfigError, match=match):
+        trainer.fit()
+    assert not (tmp_path / "run").exists()
+
+
+def test_loggers_of_one_kind_with_records_of_their_own_are_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stored(UserCallback):
+        pass
+
+    loggers = [
+        MLflowLoggerCallback("file:///a"),
+        MLflowLoggerCallback("file:///b"),
+        WandbLoggerCallback(project="p"),
+        WandbLoggerCallback(project="p", id="another"),
+        CometLoggerCallback(),
+        CometLoggerCallback(experiment_key="x" * 32),
+        CometLoggerCallback(online=True),
+    ]
+    for kind in {type(logger) for logger in loggers}:
+        monkeypatch.setattr(kind, "package", "")
+    begin_submission([*loggers, Stored(), Stored()], {})
 
 
 def test_importing_the_loggers_imports_no_library() -> None:
