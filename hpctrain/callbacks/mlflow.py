@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import posixpath
 import re
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
-from hpctrain import environ, timeouts
+from hpctrain import environ
 from hpctrain.callback import RunContext
 from hpctrain.callbacks.logger import encodable, numbers, require_package
+from hpctrain.callbacks.mlflow_store import (
+    file_store,
+    find_or_make_experiment,
+    is_file_store,
+)
 from hpctrain.callbacks.position import Position
 from hpctrain.callbacks.tracker import TrackerCallback
-from hpctrain.errors import ConfigError
 from hpctrain.log import log
 from hpctrain.metric_names import flatten
-from hpctrain.own_time import Deadline
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.sweep import sweep_of
 from hpctrain.worker.context import get_context
@@ -32,7 +31,6 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED"}
 _MOST_CHARACTERS_OF_NAME = 250
 _MOST_CHARACTERS_OF_VALUE = 6000
 _MOST_AT_A_TIME = 100
-_LOOK_INTERVAL_S = 0.05
 _REFUSED_FOR_GOOD = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 T = TypeVar("T")
 
@@ -112,7 +110,7 @@ class MLflowLoggerCallback(TrackerCallback):
         assert position.record is not None
         self._record = position.record
         self._client.update_run(self._record, status="RUNNING")
-        if self.store(run_context).startswith("file:"):
+        if is_file_store(self.store(run_context)):
             self._metric_files = set(self._client.get_run(self._record).data.metrics)
         else:
             self._metric_files = None
@@ -260,7 +258,7 @@ def setup_mlflow(
     )
     if experiment_id is None:
         name = experiment_name or _default_experiment(run_context)
-        may_make = create_experiment_if_not_exists or uri.startswith("file:")
+        may_make = create_experiment_if_not_exists or is_file_store(uri)
         experiment_id = find_or_make_experiment(client, name, artifact_location, make=may_make)
     position = Position(run_context, f"mlflow-rank-{rank}", store=uri)
     run = mlflow.start_run(
@@ -295,66 +293,6 @@ def _tracking_uri(run: Path, given: str | None) -> str:
     if uri := given or environ.variable("MLFLOW_TRACKING_URI"):
         return uri
     return file_store(run)
-
-
-def file_store(run: Path) -> str:
-    """Return the URI of the file store in a run directory. Not collective."""
-    # MLflow 3 refuses its own file store otherwise. A database would need locks of the filesystem.
-    environ.export({"MLFLOW_ALLOW_FILE_STORE": "true"}, keep_existing=True)
-    return (run.absolute() / "mlruns").as_uri()
-
-
-def find_or_make_experiment(
-    client: Any, name: str, artifact_location: str | None = None, *, make: bool = True
-) -> str:
-    """Return the identifier of an experiment of MLflow. Not collective.
-
-    Raises
-    ------
-    ConfigError
-        If there is none, and none is to be made.
-    """
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None and not make:
-        raise ConfigError(
-            f"MLflow has no experiment {name!r}. Make it there, or give "
-            f"create_experiment_if_not_exists=True."
-        )
-    if experiment is not None:
-        return str(experiment.experiment_id)
-    from mlflow.exceptions import MlflowException
-
-    # Trials of a sweep begin at the same time, and a file store takes a name twice.
-    with _alone_in(client.tracking_uri):
-        if (experiment := client.get_experiment_by_name(name)) is None:
-            try:
-                return str(client.create_experiment(name, artifact_location=artifact_location))
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                experiment = client.get_experiment_by_name(name)
-    return str(experiment.experiment_id)
-
-
-@contextmanager
-def _alone_in(store: str) -> Iterator[None]:
-    """Keep out other processes that make an experiment in a file store, where it has locks."""
-    if not store.startswith("file:"):
-        yield
-        return
-    folder = Path(unquote(urlsplit(store).path))
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".hpctrain-lock", "ab") as file:
-        deadline = Deadline(timeouts.MLFLOW_EXPERIMENT_S)
-        while not deadline.is_over:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_LOOK_INTERVAL_S)
-            except OSError:
-                break
-        yield
 
 
 def mlflow_name(name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from hpctrain.callbacks.mlflow import file_store, find_or_make_experiment
+from hpctrain.callbacks.mlflow_store import file_store, find_or_make_experiment
 from hpctrain.errors import ConfigError
 
 _SOURCE = "hpctrain.copy_of"

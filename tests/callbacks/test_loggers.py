@@ -30,7 +30,7 @@ from hpctrain.callbacks import (
     TBXLoggerCallback,
     WandbLoggerCallback,
 )
-from hpctrain.callbacks.mlflow import file_store
+from hpctrain.callbacks.mlflow_store import file_store
 from hpctrain.callbacks.wandb_file import last_step, records_of, wait_for_step
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
@@ -587,11 +587,12 @@ def test_long_cells_and_carriage_returns_are_read_back_from_progress_csv(tmp_pat
     assert [row["loss"] for row in rows] == ["", "1.0", "2.0"]
 
 
+@pytest.mark.parametrize("is_path", [False, True])
 def test_mlflow_leaves_out_a_name_that_would_be_a_directory_of_another_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_path: bool
 ) -> None:
     pytest.importorskip("mlflow")
-    logger = MLflowLoggerCallback()
+    logger = MLflowLoggerCallback(str(tmp_path / "run" / "mlruns") if is_path else None)
     run = Run(tmp_path / "run", logger)
     run.begin_attempt(0)
     for step in range(1, 4):

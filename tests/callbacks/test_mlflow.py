@@ -12,12 +12,17 @@ import pytest
 import hpctrain
 from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
 from hpctrain.callbacks import MLflowLoggerCallback
-from hpctrain.callbacks.mlflow import file_store, find_or_make_experiment
+from hpctrain.callbacks.mlflow_store import file_store, find_or_make_experiment, is_file_store
 
 
-def test_trials_that_begin_at_the_same_time_are_in_one_experiment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_path", [False, True])
+def test_trials_that_begin_at_the_same_time_are_in_one_experiment(
+    tmp_path: Path, is_path: bool
+) -> None:
     mlflow = pytest.importorskip("mlflow")
     uri = file_store(tmp_path / "a run")
+    if is_path:
+        uri = str(tmp_path / "a run" / "mlruns")
     have_looked = threading.Barrier(2)
 
     class Client(mlflow.MlflowClient):  # type: ignore[misc, name-defined]
@@ -68,3 +73,10 @@ def test_two_stores_have_one_mlflow_run_each_also_after_another_fit(tmp_path: Pa
         (run,) = client.search_runs(["0"])
         history = client.get_metric_history(run.info.run_id, "loss")
         assert [metric.step for metric in history] == [1, 2]
+
+
+def test_uris_of_servers_and_databases_are_no_file_stores() -> None:
+    stores = ("mlruns", "./mlruns", "/a b/mlruns", "file:///mlruns", "file:mlruns")
+    others = ("http://host:5000", "sqlite:///m.db", "databricks", "databricks://profile")
+    assert all(map(is_file_store, stores))
+    assert not any(map(is_file_store, others))

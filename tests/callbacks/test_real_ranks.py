@@ -12,7 +12,7 @@ import pytest
 import hpctrain
 from hpctrain import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 from hpctrain.callbacks import CSVLoggerCallback, MLflowLoggerCallback
-from hpctrain.callbacks.mlflow import file_store
+from hpctrain.callbacks.mlflow_store import file_store
 
 
 def _train(config: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hpctrain import Result
-from hpctrain.callbacks.mlflow import file_store
+from hpctrain.callbacks.mlflow_store import file_store
 from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.testing.slurm import VirtualCluster

@@ -10,7 +10,8 @@ import pytest
 import hpctrain
 from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
 from hpctrain.callbacks import setup_mlflow, setup_wandb
-from hpctrain.callbacks.mlflow import _Nothing, file_store
+from hpctrain.callbacks.mlflow import _Nothing
+from hpctrain.callbacks.mlflow_store import file_store
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hpctrain import Result
 from hpctrain.callback import RunContext
 from hpctrain.callbacks import MLflowLoggerCallback, sync
-from hpctrain.callbacks.mlflow import file_store
+from hpctrain.callbacks.mlflow_store import file_store
 from hpctrain.cli.main import app
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState

@@ -21,7 +21,7 @@ from hpctrain.callbacks import (
     TBXLoggerCallback,
     WandbLoggerCallback,
 )
-from hpctrain.callbacks.mlflow import file_store
+from hpctrain.callbacks.mlflow_store import file_store
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import RunStatus
 from hpctrain.rundir.sweep import sweep_of
