@@ -12,6 +12,7 @@ from hpctrain import environ
 from hpctrain.callback import RunContext
 from hpctrain.callbacks.logger import encodable, numbers, require_package
 from hpctrain.callbacks.mlflow_store import (
+    allow_file_store,
     file_store,
     find_or_make_experiment,
     is_file_store,
@@ -99,6 +100,7 @@ class MLflowLoggerCallback(TrackerCallback):
 
         if self._tracking_token:
             environ.export({"MLFLOW_TRACKING_TOKEN": self._tracking_token})
+        allow_file_store(self._registry_uri)
         self._client = MlflowClient(self.store(run_context), self._registry_uri)
         if position.record is None:
             run = self._client.create_run(
@@ -247,6 +249,7 @@ def setup_mlflow(
         environ.export({"MLFLOW_TRACKING_TOKEN": tracking_token})
     mlflow.set_tracking_uri(uri)
     if registry_uri is not None:
+        allow_file_store(registry_uri)
         mlflow.set_registry_uri(registry_uri)
     client = mlflow.MlflowClient()
     run_context = RunContext(
@@ -291,6 +294,7 @@ def _tracking_uri(run: Path, given: str | None) -> str:
     Not collective.
     """
     if uri := given or environ.variable("MLFLOW_TRACKING_URI"):
+        allow_file_store(uri)
         return uri
     return file_store(run)
 

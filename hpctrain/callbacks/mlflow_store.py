@@ -21,9 +21,17 @@ _NO_PATHS = ("databricks", "databricks-uc")
 
 def file_store(run: Path) -> str:
     """Return the URI of the file store in a run directory. Not collective."""
-    # MLflow 3 refuses its own file store otherwise. A database would need locks of the filesystem.
-    environ.export({"MLFLOW_ALLOW_FILE_STORE": "true"}, keep_existing=True)
-    return (run.absolute() / "mlruns").as_uri()
+    # A database would need locks of the filesystem.
+    uri = (run.absolute() / "mlruns").as_uri()
+    allow_file_store(uri)
+    return uri
+
+
+def allow_file_store(uri: str | None) -> None:
+    """Let MLflow use a URI if that is a file store. Not collective."""
+    if uri and is_file_store(uri):
+        # MLflow 3 refuses its own file store otherwise.
+        environ.export({"MLFLOW_ALLOW_FILE_STORE": "true"}, keep_existing=True)
 
 
 def is_file_store(uri: str) -> bool:

@@ -705,3 +705,20 @@ def test_parameters_with_bytes_that_are_no_text_do_not_keep_trackers_from_loggin
     _, found = _mlflow_run(run)
     assert found.data.params["file"] == _AS_TEXT
     assert found.data.metrics == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("form", ["path", "uri", "variable"])
+def test_mlflow_may_use_each_file_store_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    store = str(tmp_path / "mlruns") if form == "path" else (tmp_path / "mlruns").as_uri()
+    if form == "variable":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    run = Run(tmp_path / "run", MLflowLoggerCallback(None if form == "variable" else store))
+    run.begin_attempt(0)
+    run.make_report({"loss": 1.0})
+    run.finish(RunState.FINISHED)
+    (found,) = mlflow.MlflowClient(store).search_runs(["0"])
+    assert found.data.metrics == {"loss": 1.0}

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 import hpctrain
-from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig
+from hpctrain import DataParallelTrainer, RunConfig, ScalingConfig, environ
 from hpctrain.callbacks import MLflowLoggerCallback
-from hpctrain.callbacks.mlflow_store import file_store, find_or_make_experiment, is_file_store
+from hpctrain.callbacks.mlflow_store import (
+    allow_file_store,
+    file_store,
+    find_or_make_experiment,
+    is_file_store,
+)
 
 
 @pytest.mark.parametrize("is_path", [False, True])
@@ -80,3 +85,16 @@ def test_uris_of_servers_and_databases_are_no_file_stores() -> None:
     others = ("http://host:5000", "sqlite:///m.db", "databricks", "databricks://profile")
     assert all(map(is_file_store, stores))
     assert not any(map(is_file_store, others))
+
+
+def test_only_file_stores_are_allowed_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    for uri in (None, "http://host:5000", "databricks"):
+        allow_file_store(uri)
+        assert environ.variable("MLFLOW_ALLOW_FILE_STORE") is None
+    allow_file_store("./mlruns")
+    assert environ.variable("MLFLOW_ALLOW_FILE_STORE") == "true"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "false")
+    allow_file_store("./mlruns")
+    assert environ.variable("MLFLOW_ALLOW_FILE_STORE") == "false"
