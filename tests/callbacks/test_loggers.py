@@ -697,12 +697,15 @@ def test_parameters_with_bytes_that_are_no_text_do_not_keep_trackers_from_loggin
 ) -> None:
     pytest.importorskip("tensorboardX")
     pytest.importorskip("mlflow")
-    for logger in (TBXLoggerCallback(), MLflowLoggerCallback()):
-        run = Run(tmp_path / type(logger).__name__, logger, {"file": _NO_TEXT, _NO_TEXT: 1})
+    runs = [
+        Run(tmp_path / type(logger).__name__, logger, {"file": _NO_TEXT, _NO_TEXT: 1})
+        for logger in (TBXLoggerCallback(), MLflowLoggerCallback())
+    ]
+    for run in runs:
         run.begin_attempt(0)
         run.make_report({"loss": 1.0})
         run.finish(RunState.FINISHED)
-    _, found = _mlflow_run(run)
+    _, found = _mlflow_run(runs[-1])
     assert found.data.params["file"] == _AS_TEXT
     assert found.data.metrics == {"loss": 1.0}
 
