@@ -29,7 +29,8 @@ from hpctrain.worker.report import Session
 from hpctrain.worker.train import pack_return_value, run_training
 from hpctrain.world import SerialComm, World
 
-_trains = threading.Lock()
+# Of its own thread a callback may call fit() at the end of a run.
+_trains = threading.RLock()
 
 
 @contextmanager
@@ -116,7 +117,10 @@ def _run_attempt(
         loop.conclude()
         recorder.finish_validations(preemption.step)
     except SystemExit as raised:
-        error = raised
+        tracker, checkpoint = attempt.tracker, recorder.checkpoint_path()
+        error = _as_failure(raised, tracker, world, checkpoint=checkpoint)
+        assert error is not None
+        error.__cause__ = raised
     except BaseException as raised:
         error = raised
         raise
@@ -128,8 +132,8 @@ def _run_attempt(
             explain_interrupt(error, submission, recorder.checkpoint_path())
         elif error is not None and failure is not error:
             show_as(error, f"hpctrain: {failure}")
-    if failure is not None:
-        raise failure from error
+    if error is not None:
+        raise error
 
 
 def _as_failure(

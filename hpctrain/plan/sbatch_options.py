@@ -142,11 +142,11 @@ _VARIABLES = {
 # All long ones of `man sbatch` that are not named above, of Slurm 22.05 to 26.05.
 _NAMED_OTHERWISE = """
     array bb bbf begin chdir comment contiguous cores-per-socket cpu-freq cpus-per-task deadline
-    dependency exclude export-file extra-node-info gid help hold ignore-pbs kill-on-invalid-dep
-    licenses mail-type mail-user mcs-label mem mincpus nice nodefile nodelist nodes ntasks
-    ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step oversubscribe
-    parsable prefer priority propagate quiet reboot resv-ports segment sockets-per-node stepmgr
-    switches test-only time time-min tmp uid usage verbose version wrap
+    dependency exclude export-file extra extra-node-info gid help hold ignore-pbs
+    kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mincpus nice nodefile nodelist
+    nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step
+    oversubscribe parsable prefer priority propagate quiet reboot resv-ports segment
+    sockets-per-node stepmgr switches test-only time time-min tmp uid usage verbose version wrap
 """
 _LONG = frozenset([*_NAMED_LIKE_THE_OPTION.split(), *_NAMED_OTHERWISE.split(), *_OTHER_NAMES])
 # For these any value counts, even an empty one.

@@ -102,7 +102,7 @@ def describe_exception(
         message=text_of(error),
         traceback=_user_traceback(error),
         time=time.time(),
-        exception=_pickle(error),
+        exception=_encode(error),
         advice="" if of_import is None else advise_on_import(of_import),
         missing_module="" if of_import is None else missing_module(of_import),
         hint=_USE_GPU if _NO_GPU.search(text_of(error)) else "",
@@ -137,11 +137,19 @@ def sendable(error: Exception) -> Exception:
 
     Not collective.
     """
-    return error if _pickle(error) is not None else RuntimeError(describe_error(error))
+    return RuntimeError(describe_error(error)) if _pickle(error) is None else error
 
 
-def _pickle(error: BaseException) -> str | None:
+def _encode(error: BaseException) -> str | None:
     import base64
+
+    content = _pickle(error)
+    if content is None or len(content) > _MAX_PICKLE_BYTES:
+        return None
+    return base64.b64encode(content).decode()
+
+
+def _pickle(error: BaseException) -> bytes | None:
     import pickle
 
     from hpctrain.plan.spec import pack
@@ -151,4 +159,4 @@ def _pickle(error: BaseException) -> str | None:
         pickle.loads(content)  # a class with its own __init__ often cannot be rebuilt
     except Exception:  # whatever its own reduction raises
         return None
-    return base64.b64encode(content).decode() if len(content) <= _MAX_PICKLE_BYTES else None
+    return content

@@ -6,13 +6,24 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hpctrain
-from hpctrain import ConfigError, DataParallelTrainer, RunConfig, ScalingConfig, WorkerError
+from hpctrain import (
+    ConfigError,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    RunContext,
+    ScalingConfig,
+    UserCallback,
+    WorkerError,
+)
+from hpctrain.rundir.ledger import read_events
 from hpctrain.rundir.paths import RunPaths
 from hpctrain.rundir.states import RunState
 from hpctrain.rundir.status import read_status
@@ -58,6 +69,8 @@ def test_an_exit_of_the_training_function_is_an_error_of_the_run(
 
     with pytest.raises(WorkerError, match=f"SystemExit: {code}"):
         make_trainer(train, tmp_path).fit()
+    (end,) = (e for e in read_events(RunPaths(tmp_path / "run")) if e["event"] == "attempt-ended")
+    assert f"SystemExit: {code}" in end["cause"]
     status = read_status(RunPaths(tmp_path / "run"))
     assert status is not None
     assert status.state is RunState.FAILED
@@ -112,3 +125,22 @@ def test_a_second_run_in_another_thread_is_refused_and_the_first_keeps_its_repor
     assert [result.metrics["loss"] for result in results] == [1.0]
     # It may be run now: nothing of it was begun.
     assert make_trainer(wait, tmp_path / "second").fit().metrics["loss"] == 1.0
+
+
+class FollowUp(UserCallback):
+    """Trains the next stage once a run has ended."""
+
+    fatal = True
+
+    def __init__(self, storage: Path) -> None:
+        self.storage = storage
+
+    def on_finish(self, run_context: RunContext, result: Result) -> None:
+        make_trainer(lambda: hpctrain.report({"stage": 2}), self.storage).fit()
+
+
+def test_a_callback_may_run_another_one_at_the_end(tmp_path: Path) -> None:
+    trainer = make_trainer(lambda: hpctrain.report({"stage": 1}), tmp_path / "first")
+    trainer.run_config = replace(trainer.run_config, callbacks=[FollowUp(tmp_path / "second")])
+    assert trainer.fit().metrics["stage"] == 1
+    assert Result.from_path(tmp_path / "second" / "run").metrics["stage"] == 2

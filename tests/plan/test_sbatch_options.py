@@ -91,6 +91,7 @@ def test_an_option_that_keeps_the_environment_from_ranks_is_refused(option: str)
         # sbatch refuses what could be two: exclude, exclusive.
         (["--excl=node1"], {"excl": "node1"}),
         (["--gres=nvme:1"], {"gres": "nvme:1"}),
+        (["--extra=green=1"], {"extra": "green=1"}),
     ],
 )
 def test_a_prefix_of_one_option_alone_is_that_option(
@@ -142,7 +143,15 @@ def test_a_site_profile_cannot_contradict_the_plan():
     with pytest.raises(ConfigError, match=r"here.toml: \[directives\] holds 'signal'.*stop_notice"):
         check_site_directives({"partition": "gpu", "signal": "USR1@60"}, origin="here.toml")
     check_site_directives(
-        {"partition": "gpu", "time": "10", "mem": "0", "gres": "nvme:1", "image": "a"}, origin="it"
+        {
+            "partition": "gpu",
+            "time": "10",
+            "mem": "0",
+            "gres": "nvme:1",
+            "image": "a",
+            "extra": "b",
+        },
+        origin="it",
     )
 
 

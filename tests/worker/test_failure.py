@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.checkpoint import Checkpoint
 from hpctrain.worker.context import get_context
-from hpctrain.worker.failure import RankFailure, describe_exception
+from hpctrain.worker.failure import RankFailure, describe_exception, sendable
 
 
 class StubbornError(Exception):
@@ -130,3 +130,18 @@ def test_an_error_whose_message_cannot_be_made_is_reported():
     failure = describe(SilentError("only one"))
     assert failure.type.endswith("SilentError")
     assert failure.message == "(no message: IndexError in its __str__)"
+
+
+def test_an_exception_of_a_call_is_sent_as_it_is_whatever_its_size():
+    error = ValueError("x" * 2_000_000)
+    assert sendable(error) is error
+
+
+def test_an_exception_of_a_call_that_cannot_be_read_again_is_its_class_and_text():
+    class TwoError(Exception):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__(f"{first} and {second}")
+
+    sent = sendable(TwoError("this", "that"))
+    assert type(sent) is RuntimeError
+    assert str(sent) == "TwoError: this and that"
