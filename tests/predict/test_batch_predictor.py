@@ -504,6 +504,9 @@ class Uneven(Predictor):
 
     def _predict_numpy(self, data):
         time.sleep(0.04 + 0.16 * get_context().get_world_rank())
+        if RunPaths(get_context().get_storage()).stop_request.exists():
+            # However long the request takes on a busy machine, most rows are left.
+            time.sleep(0.5)
         return {"sum": data["x"].sum(axis=1)}
 
 
