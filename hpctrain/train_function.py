@@ -28,7 +28,7 @@ def takes_config(train_loop: Any) -> bool:
         name = getattr(train_loop, "__name__", repr(train_loop))
         raise ConfigError(
             f"{name} is {kind}, of which a call runs nothing. Pass a function that trains when it "
-            f"is called: for an async one, def train(config): asyncio.run({name}(config))."
+            f"is called: for an async one, lambda config: asyncio.run({name}(config))."
         )
     try:
         parameters = inspect.signature(train_loop).parameters.values()
